@@ -1,0 +1,59 @@
+// How ranks talk: the few collectives that context parallelism needs. Implementations: single
+// (W = 1), in-process threads; the caller may bring its own.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "gdn/status.h"
+#include "gdn/tensor.h"
+
+namespace gdn {
+
+// Every rank calls the same collectives in the same order, also with nothing to send. Pointers are
+// on the device the communicator serves; work is ordered after what is on `stream`, and complete
+// for later work on it. A rank that fails or stays away gives the others kPeerFailed, not a hang.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual const char* name() const = 0;  // "single", "threads", ...
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // send: blocks for ranks 0..W-1 one after another, send_bytes[p] each; recv likewise.
+  virtual Status all_to_all(const void* send, std::span<const int64_t> send_bytes, void* recv,
+                            std::span<const int64_t> recv_bytes, Stream stream) = 0;
+
+  // send: bytes[rank()] bytes; recv: the blocks of ranks 0..W-1 one after another.
+  virtual Status all_gather(const void* send, void* recv, std::span<const int64_t> bytes,
+                            Stream stream) = 0;
+
+  // Host-side: every rank learns whether any rank's `local` is an error; the lowest failing rank's
+  // error comes back on all, naming that rank. Called before a call's first collective. May be a
+  // no-op that returns `local` where host agreement is impossible without a synchronisation.
+  virtual Status agree(const Status& local) = 0;
+
+  // Host-side: kInvalidArgument on every rank, naming the ranks, unless all pass the same digest.
+  virtual Status agree_on(uint64_t digest, const std::string& what) = 0;
+
+  // Payload bytes this rank handed to other ranks so far (its own block never counts).
+  int64_t bytes_sent() const { return bytes_sent_; }
+
+ protected:
+  std::atomic<int64_t> bytes_sent_{0};
+};
+
+std::unique_ptr<Communicator> make_single_communicator();
+
+// W ranks in one process, one thread each. Element r belongs to rank r's thread. Serves host
+// memory. `timeout`: how long a collective waits for the others.
+std::vector<std::unique_ptr<Communicator>> make_thread_communicators(
+    int world_size, std::chrono::milliseconds timeout = std::chrono::minutes(5));
+
+}  // namespace gdn

@@ -1,0 +1,75 @@
+// bf16 rounding, tensor views, the thread pool.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "base/bf16.h"
+#include "base/memory.h"
+#include "base/thread_pool.h"
+#include "gdn/status.h"
+#include "gdn/tensor.h"
+
+namespace gdn {
+namespace {
+
+TEST(BFloat16, RoundsToNearestEven) {
+  EXPECT_EQ(BFloat16(1.0f).bits, 0x3f80);
+  EXPECT_EQ(static_cast<float>(BFloat16(1.0f + 0x1p-8f)), 1.0f);           // tie, to even
+  EXPECT_EQ(static_cast<float>(BFloat16(1.0f + 3 * 0x1p-8f)), 1.0f + 0x1p-6f);  // tie, to even
+  EXPECT_EQ(static_cast<float>(BFloat16(1.0f + 0x1.01p-8f)), 1.0f + 0x1p-7f);
+  EXPECT_EQ(static_cast<float>(BFloat16(-0.0f)), 0.0f);
+  EXPECT_TRUE(std::isinf(static_cast<float>(BFloat16(std::numeric_limits<float>::max()))));
+  EXPECT_TRUE(std::isnan(static_cast<float>(BFloat16(std::nanf("")))));
+}
+
+TEST(TensorView, ContiguousStrides) {
+  const auto view = TensorView::contiguous(nullptr, DType::kFloat32, {5, 3, 2});
+  EXPECT_EQ(view.stride[0], 6);
+  EXPECT_EQ(view.stride[2], 1);
+  EXPECT_EQ(view.numel(), 30);
+  EXPECT_EQ(shape_string(view), "[5, 3, 2]");
+  EXPECT_FALSE(TensorView{}.present());
+}
+
+TEST(Memory, LayoutAligns) {
+  BlockLayout layout;
+  EXPECT_EQ(layout.take(1), 0);
+  EXPECT_EQ(layout.take(257), 256);
+  EXPECT_EQ(layout.bytes(), 256 + 512);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(AlignedBuffer(100).data()) % kMemoryAlignment, 0u);
+}
+
+TEST(ThreadPool, RunsEveryItemOnceAlsoNestedAndFromManyThreads) {
+  std::vector<std::jthread> callers;
+  std::atomic<int64_t> total{0};
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&] {
+      for (int round = 0; round < 50; ++round) {
+        std::vector<std::atomic<int>> hits(100);
+        parallel_for(100, [&](int64_t i, int worker) {
+          ASSERT_LT(worker, num_threads());
+          ++hits[i];
+          parallel_for(2, [&](int64_t, int) { ++total; });
+        });
+        for (const auto& hit : hits) ASSERT_EQ(hit.load(), 1);
+      }
+    });
+  }
+  callers.clear();
+  EXPECT_EQ(total.load(), 4 * 50 * 100 * 2);
+}
+
+TEST(Status, CarriesItsMessage) {
+  const Result<int> good = 3;
+  const Result<int> bad = Status(ErrorCode::kInvalidArgument, "k: expected [1], got [2]");
+  EXPECT_EQ(good.value(), 3);
+  EXPECT_EQ(bad.status().code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(bad.status().message(), "k: expected [1], got [2]");
+}
+
+}  // namespace
+}  // namespace gdn

@@ -1,0 +1,109 @@
+#include "base/thread_pool.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace gdn {
+namespace {
+
+int default_threads() {
+  if (const char* text = std::getenv("GDN_NUM_THREADS")) {
+    const long n = std::strtol(text, nullptr, 10);
+    if (n >= 1 && n <= 1024) return static_cast<int>(n);
+  }
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+class Pool {
+ public:
+  explicit Pool(int threads) {
+    for (int worker = 1; worker < threads; ++worker) {
+      threads_.emplace_back([this, worker](std::stop_token stop) { serve(stop, worker); });
+    }
+  }
+
+  ~Pool() {
+    for (auto& thread : threads_) thread.request_stop();
+    wake_.notify_all();
+  }
+
+  void run(int64_t items, const std::function<void(int64_t, int)>& body) {
+    std::unique_lock busy(busy_, std::try_to_lock);
+    if (!busy.owns_lock() || inside_ || threads_.empty() || items <= 1) {
+      for (int64_t i = 0; i < items; ++i) body(i, 0);
+      return;
+    }
+    {
+      std::lock_guard lock(mutex_);
+      body_ = &body;
+      items_ = items;
+      next_.store(0);
+      running_ = static_cast<int>(threads_.size());
+      ++generation_;
+    }
+    wake_.notify_all();
+    work(0);
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return running_ == 0; });
+  }
+
+ private:
+  void work(int worker) {
+    inside_ = true;
+    for (int64_t i; (i = next_.fetch_add(1)) < items_;) (*body_)(i, worker);
+    inside_ = false;
+  }
+
+  void serve(std::stop_token stop, int worker) {
+    uint64_t seen = 0;
+    for (;;) {
+      {
+        std::unique_lock lock(mutex_);
+        if (!wake_.wait(lock, stop, [&] { return generation_ != seen; })) return;
+        seen = generation_;
+      }
+      work(worker);
+      std::lock_guard lock(mutex_);
+      if (--running_ == 0) done_.notify_one();
+    }
+  }
+
+  static thread_local bool inside_;
+
+  std::mutex busy_;  // held by the thread whose loop the pool runs
+  std::mutex mutex_;
+  std::condition_variable_any wake_;
+  std::condition_variable done_;
+  const std::function<void(int64_t, int)>* body_ = nullptr;
+  int64_t items_ = 0;
+  std::atomic<int64_t> next_{0};
+  int running_ = 0;
+  uint64_t generation_ = 0;
+  std::vector<std::jthread> threads_;  // last: stops before the rest is destroyed
+};
+
+thread_local bool Pool::inside_ = false;
+
+}  // namespace
+
+int num_threads() {
+  static const int threads = default_threads();
+  return threads;
+}
+
+void parallel_for(int64_t items, const std::function<void(int64_t, int)>& body) {
+  static Pool pool(num_threads());
+  pool.run(items, body);
+}
+
+}  // namespace gdn
