@@ -37,7 +37,8 @@ struct BatchResult {
 // Gate recipes: "model" (A in [1, 16), dt in [1e-3, 1e-1], as Mamba and Qwen start), "slow"
 // (g about -0.01), "fla" (logsigmoid(normal) / 16), "zero", "strong" (-30 to -70 per token),
 // "mixed" (heads of -88 beside heads of -1e-4), "spike" (slow, one -1e4 mid-chunk), "inf" (slow,
-// some -inf). Key recipes: "normal", "correlated" (0.95), "duplicated", "zero" (some all-zero rows).
+// some -inf). Key recipes: "normal", "correlated" (0.95), "duplicated", "zero" (some all-zero rows),
+// "uniform" ([0, 1) before any norm), "small" and "large" (q and k 1e-3 and 1e3 times as long).
 struct BatchSpec {
   std::vector<int64_t> documents;  // lengths, 0 allowed
   int64_t heads_qk = 2, heads_v = 4, dim_k = 128, dim_v = 128;
