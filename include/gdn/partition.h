@@ -30,8 +30,8 @@ enum class Layout {
 const char* to_string(Layout layout);
 Result<Layout> parse_layout(const std::string& name);  // "contiguous", "zigzag", ...
 
-// A local fragment of a document that several fragments (on any ranks) share, and its neighbours
-// in document order.
+// A local fragment with tokens of a document that spans two or more ranks, and its neighbours in
+// document order (which may lie on the same rank).
 struct Crossing {
   int64_t fragment = 0;          // index into fragments(rank)
   int predecessor_rank = -1;     // holder of the tokens just before; -1: the document starts here
@@ -85,7 +85,8 @@ class Partition {
   std::vector<HaloRun> halo(int rank, int width) const;
   bool has_crossing() const;                           // does any document span two ranks?
 
-  // Fragments of a document in document order, as (rank, index into fragments(rank)).
+  // Fragments of a document that hold tokens, in document order, as (rank, index into
+  // fragments(rank)).
   struct Holder {
     int rank = 0;
     int64_t fragment = 0;
