@@ -1,0 +1,87 @@
+#include "gdn/plan.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "plan/exchange.h"
+#include "plan/segments.h"
+
+namespace gdn {
+namespace {
+
+Status check_options(const Partition& partition, int rank, const PlanOptions& options) {
+  const auto invalid = [](const char* name, const std::string& expected, int64_t got) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: expected {}, got {}", name, expected, got));
+  };
+  if (rank < 0 || rank >= partition.world_size()) {
+    return invalid("rank", fmt::format("0 to {}", partition.world_size() - 1), rank);
+  }
+  if (options.heads_v < 1 || options.heads_v > std::numeric_limits<int>::max()) {
+    return invalid("heads_v", "at least 1", options.heads_v);
+  }
+  if (options.dim_k < 1) return invalid("dim_k", "at least 1", options.dim_k);
+  if (options.dim_v < 1) return invalid("dim_v", "at least 1", options.dim_v);
+  if (options.workers < 1) return invalid("workers", "at least 1", options.workers);
+  if (options.tile < 0 || options.tile % kChunk != 0) {
+    return invalid("tile", fmt::format("0 or a multiple of {}", kChunk), options.tile);
+  }
+  return check_tiles(partition, options.tile);
+}
+
+}  // namespace
+
+const char* to_string(ExchangeKind kind) {
+  switch (kind) {
+    case ExchangeKind::kNone:
+      return "none";
+    case ExchangeKind::kAllGather:
+      return "all-gather";
+    case ExchangeKind::kAllToAll:
+      return "all-to-all";
+  }
+  return "unknown exchange";
+}
+
+Result<ExchangePolicy> parse_exchange(const std::string& name) {
+  if (name == "auto") return ExchangePolicy::kAuto;
+  if (name == "allgather") return ExchangePolicy::kAllGather;
+  if (name == "a2a") return ExchangePolicy::kAllToAll;
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("exchange: expected auto, allgather or a2a, got \"{}\"", name));
+}
+
+Result<Plan> Plan::make(const Partition& partition, int rank, const PlanOptions& options) {
+  GDN_RETURN_IF_ERROR(check_options(partition, rank, options));
+  Plan plan;
+  plan.options = options;
+  plan.rank = rank;
+  plan.world_size = partition.world_size();
+  plan.num_documents = partition.num_documents();
+  plan.local_tokens = partition.local_tokens(rank);
+
+  std::vector<int64_t> segment_begin;
+  cut_segments(partition, plan, segment_begin);
+  const auto cu = partition.cu_seqlens();
+  for (int64_t doc = 0; rank == 0 && doc < plan.num_documents; ++doc) {
+    if (cu[doc] == cu[doc + 1]) plan.empty_documents.push_back(doc);
+  }
+
+  const UnitTable units = make_units(partition, plan, segment_begin);
+  choose_exchange(units, plan);
+  write_pass(units, kForward, plan);
+  write_pass(units, kBackward, plan);
+  return plan;
+}
+
+int64_t Plan::sent_elements(bool backward_pass) const {
+  const ExchangePass& pass = backward_pass ? backward : forward;
+  int64_t sent = 0;
+  for (int peer = 0; peer < world_size; ++peer) {
+    if (peer != rank) sent += pass.send[peer] + pass.return_send[peer];
+  }
+  return sent;
+}
+
+}  // namespace gdn
