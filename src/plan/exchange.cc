@@ -13,6 +13,7 @@
 #include <numeric>
 
 #include "gdn/tensor.h"
+#include "plan/byte_text.h"
 #include "plan/share.h"
 
 namespace gdn {
@@ -252,10 +253,9 @@ void choose_exchange(const UnitTable& units, Plan& plan) {
       break;
   }
   plan.exchange_reason = fmt::format(
-      "{} ({}): all-gather moves {} bytes, all-to-all {} bytes, over all ranks, forward and "
-      "backward, in fp32",
-      to_string(plan.exchange), why, gather * size_of(DType::kFloat32),
-      a2a * size_of(DType::kFloat32));
+      "{} ({}): all-gather moves {}, all-to-all {}, over all ranks, forward and backward, in fp32",
+      to_string(plan.exchange), why, byte_text(gather * size_of(DType::kFloat32)),
+      byte_text(a2a * size_of(DType::kFloat32)));
 }
 
 void write_pass(const UnitTable& units, int direction, Plan& plan) {
