@@ -1,0 +1,123 @@
+// One chunk of the reverse walk for one value head: the adjoint of the state, and of the values
+// where it needs them (docs/math.md). All gradients of a chunk build on AdjointStep.
+#if defined(GDN_BACKEND_CPU_ADJOINT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GDN_BACKEND_CPU_ADJOINT_INL_H_
+#undef GDN_BACKEND_CPU_ADJOINT_INL_H_
+#else
+#define GDN_BACKEND_CPU_ADJOINT_INL_H_
+#endif
+
+#include <cstdint>
+
+#include "backend/cpu/chunk-inl.h"
+#include "backend/cpu/forward-inl.h"
+#include "backend/cpu/scratch.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gdn::cpu {
+namespace HWY_NAMESPACE {
+
+// q and k rows of the chunk and Q K^T (lower).
+template <typename T>
+void load_chunk_keys(const StageCall& call, const Chunk& chunk, int64_t head_k, T* norms_q,
+                     T* norms_k, const BackwardScratch<T>& s) {
+  const Dims& d = call.dims;
+  const Mat<T> k = s.qk_rows.at(chunk.rows, 0);
+  load_keys(call.args->in.q, chunk, head_k, d.k, s.qk_rows, norms_q);
+  load_keys(call.args->in.k, chunk, head_k, d.k, k, norms_k);
+  transpose(chunk.rows, d.k, k, s.k_transposed);
+  product_lower(chunk.rows, d.k, s.qk_rows, s.k_transposed, s.qk);
+}
+
+// From ds = dS_out: fills gamma, p, do_dy, weighted and u.
+//   dVd = to_end o (K dS) + P^T dO;  U = dVd + Z^T (beta o dVd);  dY = beta o U
+template <typename T>
+void adjoint_values(const StageCall& call, const Chunk& chunk, const ChunkGates<T>& gates,
+                    int64_t head, Mat<T> z, Mat<T> ds, const BackwardScratch<T>& s) {
+  const Dims& d = call.dims;
+  const int64_t rows = chunk.rows;
+  gamma_lower(gates.high, gates.low, rows, s.gamma);
+  attention_weights(rows, static_cast<T>(call.args->problem.scale()), s.qk, s.gamma, s.p);
+  const TensorView& d_o = call.grads->d_o;
+  for (int64_t i = 0; i < rows; ++i) {
+    if (d_o.present() && i < chunk.tokens) {
+      load_row(d_o, chunk.row + i, head, s.do_dy.row(i), d.v);
+    } else {
+      zero_row(s.do_dy.row(i), d.v);
+    }
+    scale_row(s.do_dy.row(i), gates.scaled_from_start[i], s.weighted.row(i), d.v);
+  }
+  gemm<Init::kZero>(rows, d.v, d.k, s.qk_rows.at(rows, 0).left(), ds, s.u);
+  lower_transposed_times<Init::kScale>(rows, d.v, s.p, s.do_dy, s.u, gates.to_end);
+  for (int64_t i = 0; i < rows; ++i) scale_row(s.u.row(i), gates.beta[i], s.values.row(i), d.v);
+  lower_transposed_times<Init::kAdd>(rows, d.v, z, s.values, s.u);
+  for (int64_t i = 0; i < rows; ++i) {
+    scale_row(s.u.row(i), gates.beta[i], s.do_dy.row(rows + i), d.v);
+    scale_row(s.do_dy.row(rows + i), -gates.from_start[i], s.weighted.row(rows + i), d.v);
+  }
+}
+
+// dS_in = exp(G_C) dS_out + Q^T (scale exp(G) o dO) - K^T (exp(G) o dY), in place.
+template <typename T>
+void adjoint_state(const StageCall& call, const Chunk& chunk, const ChunkGates<T>& gates, Mat<T> ds,
+                   const BackwardScratch<T>& s) {
+  gemm<Init::kScale>(call.dims.k, call.dims.v, 2 * chunk.rows, s.qk_rows.transposed(), s.weighted,
+                     ds, gates.decay);
+}
+
+// Where the reverse walk of an item starts: dfinal_state, or with `boundary` dS_out, or 0.
+template <typename T>
+void enter_segment_backward(const StageCall& call, const HeadItem& item, const void* boundary,
+                            Mat<T> ds) {
+  const Dims& d = call.dims;
+  const Segment& segment = item.segment;
+  for (int64_t head = item.begin; head < item.end; ++head) {
+    const Mat<T> to = ds.at((head - item.begin) * d.k, 0);
+    if (boundary && !segment.ends_document()) {
+      copy_matrix(
+          d.k, d.v,
+          table_slot<T>(boundary, head, call.args->plan.exit_slots, segment.exit_slot, d.k, d.v),
+          to);
+    } else {
+      load_state(segment.ends_document() ? call.grads->dfinal_state : TensorView{}, segment.doc,
+                 head, d, to);
+    }
+  }
+}
+
+// ---- summarize_backward -------------------------------------------------------------------------
+template <typename T>
+void summarize_backward_item_t(const StageCall& call, int64_t index, int worker) {
+  const Dims& d = call.dims;
+  const HeadItem item(call, index);
+  const Segment& segment = item.segment;
+  if (segment.entry_slot < 0) return;
+  Arena arena(call.worker_scratch(worker));
+  const BackwardScratch<T> s(arena, d, call.blocks);
+  T norms[kChunk];
+  T* const norms_or_null = call.args->problem.options.qk_l2norm ? norms : nullptr;
+
+  enter_segment_backward<T>(call, item, nullptr, s.ds);
+  for (int64_t c = segment.chunks() - 1; c >= 0; --c) {
+    const Chunk chunk(segment, c);
+    load_chunk_keys(call, chunk, item.head_k, norms_or_null, norms_or_null, s);
+    for (int64_t head = item.begin; head < item.end; ++head) {
+      const Mat<T> ds = s.ds.at((head - item.begin) * d.k, 0);
+      T* record = prepared_record<T>(call, chunk, head);
+      const ChunkGates<T> gates(record, static_cast<T>(call.args->problem.scale()), d.k);
+      adjoint_values(call, chunk, gates, head, Mat<T>{record + PreparedRecord::kZ, kChunk}, ds, s);
+      adjoint_state(call, chunk, gates, ds, s);
+    }
+  }
+  for (int64_t head = item.begin; head < item.end; ++head) {
+    copy_matrix(d.k, d.v, s.ds.at((head - item.begin) * d.k, 0),
+                table_slot<T>(call.args->tables[static_cast<int>(Table::kPart)], head,
+                              call.args->plan.entry_slots, segment.entry_slot, d.k, d.v));
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace gdn::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // GDN_BACKEND_CPU_ADJOINT_INL_H_
