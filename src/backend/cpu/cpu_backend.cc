@@ -19,7 +19,7 @@ void zero_rows(const TensorView& x, int64_t begin) {
   for (int64_t i = begin; i < x.shape[0]; ++i) {
     for (int64_t h = 0; h < x.shape[1]; ++h) {
       for (int64_t j = 0; j < inner; ++j) {
-        cpu::store_element(x, i * x.stride[0] + h * x.stride[1] + j * x.stride[2], 0);
+        store_element(x, i * x.stride[0] + h * x.stride[1] + j * x.stride[2], 0);
       }
     }
   }
@@ -35,7 +35,7 @@ void pass_states(const Plan& plan, const TensorView& from, const TensorView& to)
           const auto at = [&](const TensorView& x) {
             return doc * x.stride[0] + h * x.stride[1] + i * x.stride[2] + j * x.stride[3];
           };
-          cpu::store_element(to, at(to), from.present() ? cpu::load_element(from, at(from)) : 0);
+          store_element(to, at(to), from.present() ? load_element(from, at(from)) : 0);
         }
       }
     }
@@ -206,7 +206,7 @@ class CpuBackend final : public Backend {
         for (int64_t i = 0; i < segments; ++i) {
           sum += call.gate_sums[2 * (i * call.dims.heads_v + head) + which];
         }
-        cpu::store_element(*out[which], head * out[which]->stride[0], sum);
+        store_element(*out[which], head * out[which]->stride[0], sum);
       }
     }
   }
