@@ -27,7 +27,7 @@ struct StageArgs {
   void* scratch = nullptr;       // scratch_bytes(): free for the stage while it runs
   const void* resident = nullptr;  // resident_bytes(): the plan's tables on the device
   TablePointers tables{};
-  Stream stream;
+  Stream stream{};
 };
 
 class Backend {

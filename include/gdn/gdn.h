@@ -2,10 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
+#include <vector>
 
 #include "gdn/backend.h"
 #include "gdn/communicator.h"
@@ -39,8 +38,14 @@ class Context {
   static Result<Context> make(const Partition& partition, Communicator& communicator,
                               const Problem& problem, const ContextOptions& options = {});
 
+  // Without a communicator, for callers with collectives of their own: use ForwardCall and
+  // BackwardCall below. digest() is what all ranks must have in common.
+  static Result<Context> make(const Partition& partition, int rank, const Problem& problem,
+                              const ContextOptions& options = {});
+
   const Partition& partition() const { return partition_; }
-  Communicator& communicator() const { return *communicator_; }
+  Communicator* communicator() const { return communicator_; }  // null: the caller's own
+  uint64_t digest() const;
   const Problem& problem() const { return problem_; }
   const Plan& plan() const { return *plan_; }
   const Backend& backend() const { return *backend_; }
@@ -57,14 +62,16 @@ class Context {
   int64_t comm_bytes(bool backward_pass) const;  // what this rank hands to others per pass
 
  private:
-  Context(Partition partition, Communicator& communicator, Problem problem, const Backend& backend,
-          std::shared_ptr<const Plan> plan)
-      : partition_(std::move(partition)), communicator_(&communicator),
-        problem_(std::move(problem)), backend_(&backend), plan_(std::move(plan)) {}
+  struct Made;
+  static Result<Made> make_local(const Partition& partition, int rank, const Problem& problem,
+                                 const ContextOptions& options);
+  Context(const Partition& partition, Communicator* communicator, const Problem& problem,
+          const ContextOptions& options, const Made& made);
 
   Partition partition_;
   Communicator* communicator_;
   Problem problem_;
+  ContextOptions options_;
   const Backend* backend_;
   std::shared_ptr<const Plan> plan_;
   const void* resident_ = nullptr;
@@ -73,7 +80,7 @@ class Context {
 // o and final_state. `saved`, where given (saved_bytes()), keeps what backward() needs; without it
 // the backward recomputes the forward's summaries (and exchanges them again).
 Status forward(const Context& context, const ForwardArgs& args, Memory workspace,
-               Memory* saved = nullptr, Stream stream = {});
+               const Memory* saved = nullptr, Stream stream = {});
 
 Status backward(const Context& context, const BackwardArgs& args, Memory workspace,
                 const Memory* saved = nullptr, Stream stream = {});
@@ -81,5 +88,41 @@ Status backward(const Context& context, const BackwardArgs& args, Memory workspa
 // The checks both calls begin with: shapes, dtypes, device, strides, sizes. Touches no device.
 Status validate(const Context& context, const ForwardArgs& args);
 Status validate(const Context& context, const BackwardArgs& args);
+
+// ---- The same calls, paused at every collective -----------------------------------------------
+
+// What a paused call wants done before it goes on: on all ranks the same kind in the same order.
+// Byte counts are per peer; the blocks lie one after another in rank order.
+struct Message {
+  enum class Kind : uint8_t { kNone, kAllToAll, kAllGather };
+  Kind kind = Kind::kNone;
+  const void* send = nullptr;  // all-gather: receive_bytes[rank] bytes
+  void* receive = nullptr;
+  std::vector<int64_t> send_bytes;
+  std::vector<int64_t> receive_bytes;
+};
+
+// One forward or backward in progress. The context, and all memory it was given, outlive it.
+class Call {
+ public:
+  static Result<Call> forward(const Context& context, const ForwardArgs& args, Memory workspace,
+                              const Memory* saved = nullptr, Stream stream = {});
+  // The same outputs from a saved set that an earlier forward of the same inputs kept: no message.
+  static Result<Call> forward_again(const Context& context, const ForwardArgs& args,
+                                    Memory workspace, Memory saved, Stream stream = {});
+  static Result<Call> backward(const Context& context, const BackwardArgs& args, Memory workspace,
+                               const Memory* saved = nullptr, Stream stream = {});
+  Call(Call&&) noexcept;
+  Call& operator=(Call&&) noexcept;
+  ~Call();
+
+  // Runs (on a device: enqueues) up to the next collective. message.kind == kNone: all is done.
+  Status advance(Message& message);
+
+ private:
+  struct State;
+  explicit Call(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace gdn

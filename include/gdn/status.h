@@ -55,6 +55,7 @@ class [[nodiscard]] Result {
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
   T& operator*() & { return value(); }
+  T&& operator*() && { return std::get<T>(std::move(state_)); }
   const T& operator*() const& { return value(); }
 
  private:

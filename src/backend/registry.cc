@@ -1,0 +1,49 @@
+// The list of backends, fastest first, and the choice among them.
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdlib>
+
+#include "backend/cpu/cpu.h"
+#include "backend/reference/reference.h"
+#include "gdn/backend.h"
+#ifdef GDN_WITH_CUDA
+#include "backend/cuda/portable/portable.h"
+#endif
+
+namespace gdn {
+
+std::span<const Backend* const> backends() {
+  static const std::array list = {
+#ifdef GDN_WITH_CUDA
+      &cuda_portable_backend(),
+#endif
+      &cpu_backend(),
+      &reference_backend(),
+  };
+  return list;
+}
+
+Result<const Backend*> pick_backend(const Problem& problem, const std::string& forced) {
+  std::string wanted = forced;
+  if (wanted.empty()) {
+    if (const char* name = std::getenv("GDN_BACKEND")) wanted = name;
+  }
+  std::string refusals;
+  for (const Backend* backend : backends()) {
+    if (!wanted.empty() && wanted != backend->name()) continue;
+    const auto why_not = backend->why_not(problem);
+    if (!why_not) return backend;
+    refusals += fmt::format("{}{}: {}", refusals.empty() ? "" : "; ", backend->name(), *why_not);
+  }
+  if (!refusals.empty())
+    return Status(ErrorCode::kUnsupported, "no backend takes this: " + refusals);
+  std::string names;
+  for (const Backend* backend : backends()) {
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", backend->name());
+  }
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("backend: expected one of {}, got '{}'", names, wanted));
+}
+
+}  // namespace gdn

@@ -1,0 +1,38 @@
+// Where the arrays of a call lie in the caller's workspace and saved memory.
+#pragma once
+
+#include "gdn/backend.h"
+#include "gdn/gdn.h"
+
+namespace gdn {
+
+// Offsets into one block of memory; a table that a pass does not use has size 0.
+struct PassMap {
+  int64_t table_offset[kNumTables] = {};
+  int64_t prepared = 0;
+  int64_t scratch = 0;
+  int64_t bytes = 0;
+};
+
+// What a forward leaves for its backward: kBoundary (entry states), kMap, and kReceived (whose maps
+// the backward's fold reads).
+PassMap saved_map(const Context& context);
+
+// Everything else of a forward. Without saved memory the tables of saved_map lie here too.
+PassMap forward_map(const Context& context, bool have_saved);
+
+// A backward; `recompute_base` is where a recomputed forward's own block begins (0 bytes long when
+// the saved set is given): it shares prepared and scratch.
+struct BackwardMap {
+  PassMap pass;
+  PassMap forward;  // offsets relative to the same workspace; only when recomputing
+  int64_t bytes = 0;
+};
+BackwardMap backward_map(const Context& context, bool have_saved);
+
+// Table pointers from a map; tables that are not in the map keep what `tables` has.
+void place_tables(const PassMap& map, void* base, TablePointers& tables);
+
+Status check_memory(const char* what, const Memory& memory, int64_t bytes);
+
+}  // namespace gdn

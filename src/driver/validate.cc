@@ -1,0 +1,195 @@
+// The checks every call begins with. Each message names the argument, what was expected, what came.
+#include "driver/validate.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <vector>
+
+namespace gdn {
+namespace {
+
+using Shape = std::vector<int64_t>;
+
+Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
+
+class Checker {
+ public:
+  explicit Checker(const Problem& problem) : problem_(problem) {}
+
+  Status tensor(const char* name, const TensorView& view, const Shape& shape,
+                std::initializer_list<DType> dtypes) const {
+    if (!view.present()) {
+      return invalid(fmt::format("{}: expected a tensor of shape [{}], got none", name,
+                                 fmt::join(shape, ", ")));
+    }
+    bool same = view.rank == static_cast<int>(shape.size());
+    for (int i = 0; same && i < view.rank; ++i) same = view.shape[i] == shape[i];
+    if (!same) {
+      return invalid(fmt::format("{}: expected [{}], got {}", name, fmt::join(shape, ", "),
+                                 shape_string(view)));
+    }
+    bool known = false;
+    std::string names;
+    for (DType dtype : dtypes) {
+      known = known || view.dtype == dtype;
+      names += fmt::format("{}{}", names.empty() ? "" : " or ", to_string(dtype));
+    }
+    if (!known) {
+      return invalid(fmt::format("{}: expected {}, got {}", name, names, to_string(view.dtype)));
+    }
+    if (!(view.device == problem_.device)) {
+      return invalid(fmt::format("{}: expected on {}, got {}", name, to_string(problem_.device),
+                                 to_string(view.device)));
+    }
+    if (view.numel() > 0 && view.data == nullptr) {
+      return invalid(fmt::format("{}: expected data, got a null pointer", name));
+    }
+    if (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(size_of(view.dtype))) {
+      return invalid(fmt::format("{}: expected an address aligned to its {}-byte elements", name,
+                                 size_of(view.dtype)));
+    }
+    return Status::ok();
+  }
+
+  Status optional_tensor(const char* name, const TensorView& view, const Shape& shape,
+                         std::initializer_list<DType> dtypes) const {
+    return view.present() ? tensor(name, view, shape, dtypes) : Status::ok();
+  }
+
+  // [T, heads, dim] with unit innermost stride and heads side by side.
+  Status rows(const char* name, const TensorView& view, int64_t heads, int64_t dim) const {
+    GDN_RETURN_IF_ERROR(tensor(name, view, {problem_.tokens, heads, dim}, {problem_.operand}));
+    if (view.numel() == 0) return Status::ok();
+    if ((dim > 1 && view.stride[2] != 1) || (heads > 1 && view.stride[1] != dim)) {
+      return invalid(fmt::format(
+          "{}: expected unit innermost stride and head stride {}, got strides [{}, {}, {}]", name,
+          dim, view.stride[0], view.stride[1], view.stride[2]));
+    }
+    return Status::ok();
+  }
+
+  // As rows, and written: two tokens must not share elements.
+  Status written_rows(const char* name, const TensorView& view, int64_t heads, int64_t dim) const {
+    GDN_RETURN_IF_ERROR(rows(name, view, heads, dim));
+    if (problem_.tokens > 1 && view.stride[0] < heads * dim) {
+      return invalid(fmt::format("{}: expected a token stride of at least {}, got {}", name,
+                                 heads * dim, view.stride[0]));
+    }
+    return Status::ok();
+  }
+
+  Status inputs(const Operands& in) const {
+    const Problem& p = problem_;
+    GDN_RETURN_IF_ERROR(rows("q", in.q, p.heads_qk, p.dim_k));
+    GDN_RETURN_IF_ERROR(rows("k", in.k, p.heads_qk, p.dim_k));
+    GDN_RETURN_IF_ERROR(rows("v", in.v, p.heads_v, p.dim_v));
+    GDN_RETURN_IF_ERROR(tensor("g", in.g, {p.tokens, p.heads_v}, kGateTypes));
+    GDN_RETURN_IF_ERROR(tensor("beta", in.beta, {p.tokens, p.heads_v}, kGateTypes));
+    if (p.options.gate_in_kernel) {
+      GDN_RETURN_IF_ERROR(tensor("A_log", in.A_log, {p.heads_v}, kSumTypes));
+      GDN_RETURN_IF_ERROR(optional_tensor("dt_bias", in.dt_bias, {p.heads_v}, kSumTypes));
+    } else if (in.A_log.present() || in.dt_bias.present()) {
+      return invalid("A_log, dt_bias: expected none without gate_in_kernel");
+    }
+    return Status::ok();
+  }
+
+  Status states(const char* name, const TensorView& view, int64_t documents) const {
+    return optional_tensor(name, view,
+                           {documents, problem_.heads_v, problem_.dim_k, problem_.dim_v},
+                           {problem_.state()});
+  }
+
+ private:
+  static constexpr std::initializer_list<DType> kGateTypes = {DType::kFloat32, DType::kBFloat16,
+                                                              DType::kFloat64};
+  static constexpr std::initializer_list<DType> kSumTypes = {DType::kFloat32, DType::kFloat64};
+
+  const Problem& problem_;
+};
+
+Status refused_operands(const Context& context, const Operands& in) {
+  if (const auto why_not = context.backend().why_not_operands(in)) {
+    return {ErrorCode::kUnsupported, fmt::format("{}: {}", context.backend().name(), *why_not)};
+  }
+  return Status::ok();
+}
+
+}  // namespace
+
+Status validate(const Problem& problem) {
+  const Problem& p = problem;
+  const auto positive = [](const char* name, int64_t value) {
+    return value > 0 ? Status::ok()
+                     : invalid(fmt::format("{}: expected at least 1, got {}", name, value));
+  };
+  if (p.tokens < 0) return invalid(fmt::format("tokens: expected at least 0, got {}", p.tokens));
+  GDN_RETURN_IF_ERROR(positive("q: heads", p.heads_qk));
+  GDN_RETURN_IF_ERROR(positive("v: heads", p.heads_v));
+  GDN_RETURN_IF_ERROR(positive("q: head dim", p.dim_k));
+  GDN_RETURN_IF_ERROR(positive("v: head dim", p.dim_v));
+  if (p.heads_v % p.heads_qk != 0) {
+    return invalid(
+        fmt::format("v: expected a multiple of q's {} heads, got {}", p.heads_qk, p.heads_v));
+  }
+  if (p.operand != DType::kBFloat16 && p.operand != DType::kFloat32 &&
+      p.operand != DType::kFloat64) {
+    return invalid(fmt::format("q, k, v: expected bfloat16, float32 or float64, got {}",
+                               to_string(p.operand)));
+  }
+  if (!std::isfinite(p.scale())) {
+    return invalid(fmt::format("scale: expected a finite number, got {}", p.scale()));
+  }
+  return Status::ok();
+}
+
+Status validate_rows(const Problem& problem, const Partition& partition, int rank) {
+  const int64_t held = partition.local_tokens(rank);
+  // One rank may have slack rows past its last document; several must agree with the partition.
+  const bool fits = partition.world_size() == 1 ? problem.tokens >= held : problem.tokens == held;
+  if (fits) return Status::ok();
+  return invalid(fmt::format("q, k, v: expected {}{} rows, as the partition gives rank {}, got {}",
+                             partition.world_size() == 1 ? "at least " : "", held, rank,
+                             problem.tokens));
+}
+
+Status validate(const Context& context, const ForwardArgs& args) {
+  const Problem& p = context.problem();
+  const Checker check(p);
+  const int64_t documents = context.partition().num_documents();
+  GDN_RETURN_IF_ERROR(check.inputs(args.in));
+  GDN_RETURN_IF_ERROR(check.states("initial_state", args.initial_state, documents));
+  GDN_RETURN_IF_ERROR(check.written_rows("o", args.o, p.heads_v, p.dim_v));
+  GDN_RETURN_IF_ERROR(check.states("final_state", args.final_state, documents));
+  return refused_operands(context, args.in);
+}
+
+Status validate(const Context& context, const BackwardArgs& args) {
+  const Problem& p = context.problem();
+  const Checker check(p);
+  const int64_t documents = context.partition().num_documents();
+  GDN_RETURN_IF_ERROR(check.inputs(args.in));
+  GDN_RETURN_IF_ERROR(check.states("initial_state", args.initial_state, documents));
+  GDN_RETURN_IF_ERROR(
+      check.optional_tensor("do", args.d_o, {p.tokens, p.heads_v, p.dim_v}, {p.operand}));
+  GDN_RETURN_IF_ERROR(check.states("dfinal_state", args.dfinal_state, documents));
+  GDN_RETURN_IF_ERROR(check.written_rows("dq", args.dq, p.heads_qk, p.dim_k));
+  GDN_RETURN_IF_ERROR(check.written_rows("dk", args.dk, p.heads_qk, p.dim_k));
+  GDN_RETURN_IF_ERROR(check.written_rows("dv", args.dv, p.heads_v, p.dim_v));
+  GDN_RETURN_IF_ERROR(check.tensor("dg", args.dg, {p.tokens, p.heads_v}, {args.in.g.dtype}));
+  GDN_RETURN_IF_ERROR(
+      check.tensor("dbeta", args.dbeta, {p.tokens, p.heads_v}, {args.in.beta.dtype}));
+  if (p.options.gate_in_kernel) {
+    GDN_RETURN_IF_ERROR(check.tensor("dA_log", args.dA_log, {p.heads_v}, {args.in.A_log.dtype}));
+    if (args.in.dt_bias.present()) {
+      GDN_RETURN_IF_ERROR(
+          check.tensor("ddt_bias", args.ddt_bias, {p.heads_v}, {args.in.dt_bias.dtype}));
+    }
+  }
+  GDN_RETURN_IF_ERROR(check.states("dinitial_state", args.dinitial_state, documents));
+  return refused_operands(context, args.in);
+}
+
+}  // namespace gdn

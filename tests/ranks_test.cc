@@ -1,0 +1,254 @@
+// Context parallelism against one rank: every layout, any W, documents that start and end anywhere,
+// both exchanges, saved and recomputed, and the mode that does not depend on W at all.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "check/run_batch.h"
+#include "compare_results.h"
+
+namespace gdn {
+namespace {
+
+struct Case {
+  std::string backend;
+  DType operand;
+  Layout layout;
+  int world_size;
+};
+
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << fmt::format("{} {} {} W{}", c.backend, to_string(c.operand), to_string(c.layout),
+                      c.world_size);
+}
+
+BatchSpec small_spec(const std::string& backend, DType operand) {
+  BatchSpec spec;
+  spec.documents = {1, 0, 63, 200, 64, 65, 3, 517, 0, 2};
+  spec.operand = operand;
+  spec.heads_qk = 2;
+  spec.heads_v = 4;
+  spec.dim_k = backend == "reference" ? 8 : 64;
+  spec.dim_v = backend == "reference" ? 6 : 64;
+  spec.initial_state = spec.dfinal_state = true;
+  spec.gates = "slow";  // states that matter across cuts
+  return spec;
+}
+
+BatchResult must_run(const Batch& batch, const RunOptions& options) {
+  auto result = run_batch(batch, options);
+  EXPECT_TRUE(result) << result.status().message();
+  return result ? std::move(*result) : BatchResult{};
+}
+
+RunOptions options_for(const Case& c) {
+  RunOptions options;
+  options.world_size = c.world_size;
+  options.layout = c.layout;
+  options.context.backend = c.backend;
+  return options;
+}
+
+class Ranks : public testing::TestWithParam<Case> {};
+
+TEST_P(Ranks, EqualOneReferenceRank) {
+  const Case& c = GetParam();
+  const Batch batch = *make_batch(small_spec(c.backend, c.operand));
+  RunOptions one;
+  one.context.backend = "reference";
+  const BatchResult want = must_run(widen(batch), one);
+  for (auto policy :
+       {ExchangePolicy::kAuto, ExchangePolicy::kAllGather, ExchangePolicy::kAllToAll}) {
+    RunOptions options = options_for(c);
+    options.context.exchange = policy;
+    const BatchResult got = must_run(batch, options);
+    EXPECT_EQ(got.backend, c.backend);
+    expect_results_close(got, want, batch.cu_seqlens, c.operand);
+  }
+}
+
+TEST_P(Ranks, RecomputedBackwardEqualsSavedBitwise) {
+  const Case& c = GetParam();
+  const Batch batch = *make_batch(small_spec(c.backend, c.operand));
+  RunOptions options = options_for(c);
+  const BatchResult saved = must_run(batch, options);
+  options.keep_saved = false;
+  expect_bitwise_equal(must_run(batch, options), saved);
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kZigzagPerDocument}) {
+    for (int world_size : {1, 2, 3, 4, 5, 8}) {
+      all.push_back({"reference", DType::kFloat64, layout, world_size});
+      all.push_back({"cpu", DType::kFloat64, layout, world_size});
+      all.push_back({"cpu", DType::kFloat32, layout, world_size});
+      all.push_back({"cpu", DType::kBFloat16, layout, world_size});
+    }
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Ranks, testing::ValuesIn(cases()));
+
+class Tile : public testing::TestWithParam<std::string> {};
+
+TEST_P(Tile, ResultsAreBitwiseIndependentOfTheWorldSize) {
+  BatchSpec spec = small_spec(GetParam(), DType::kFloat32);
+  spec.documents = {1024, 0, 128, 640, 100, 384};  // a whole number of tiles but for the ends
+  const Batch batch = *make_batch(spec);
+  RunOptions options;
+  options.context.backend = GetParam();
+  options.context.tile = 128;
+  const BatchResult one = must_run(batch, options);
+
+  for (int world_size : {2, 3, 4}) {
+    for (auto policy : {ExchangePolicy::kAllGather, ExchangePolicy::kAllToAll}) {
+      RunOptions many = options;
+      many.context.exchange = policy;
+      many.layout = Layout::kExplicit;
+      many.fragments.assign(world_size, {});
+      int64_t piece = 0;  // tiles dealt out to the ranks in a scattered order
+      for (int64_t doc = 0; doc < batch.num_documents(); ++doc) {
+        const int64_t length = batch.cu_seqlens[doc + 1] - batch.cu_seqlens[doc];
+        for (int64_t at = 0; at < length; at += 128, ++piece) {
+          many.fragments[(piece * 7 + doc) % world_size].push_back(
+              {doc, at, std::min<int64_t>(128, length - at)});
+        }
+      }
+      expect_bitwise_equal(must_run(batch, many), one);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Tile, testing::Values("reference", "cpu"));
+
+TEST(Ranks, RaggedExplicitFragmentsWithEmptyRanks) {
+  BatchSpec spec = small_spec("cpu", DType::kFloat32);
+  spec.documents = {300, 1, 0, 129};
+  const Batch batch = *make_batch(spec);
+  RunOptions one;
+  one.context.backend = "reference";
+  const BatchResult want = must_run(widen(batch), one);
+  RunOptions options;
+  options.context.backend = "cpu";
+  options.layout = Layout::kExplicit;
+  // Rank 1 holds nothing; rank 3 holds the tail of 0, all of 1 and the head of 3; ends at -1, 0,
+  // +1.
+  options.fragments = {{{3, 127, 2}, {0, 0, 1}},
+                       {},
+                       {{0, 64, 65}, {3, 64, 63}, {0, 1, 63}, {0, 130, 0}},
+                       {{0, 129, 171}, {1, 0, 1}, {3, 0, 64}},
+                       {{2, 0, 0}}};
+  for (auto policy : {ExchangePolicy::kAllGather, ExchangePolicy::kAllToAll}) {
+    options.context.exchange = policy;
+    expect_results_close(must_run(batch, options), want, batch.cu_seqlens, DType::kFloat32);
+  }
+}
+
+TEST(Ranks, OneDocumentsChangeLeavesTheOthersBitwise) {
+  BatchSpec spec = small_spec("cpu", DType::kFloat32);
+  const Batch before = *make_batch(spec);
+  Batch after = *make_batch(spec);
+  const int64_t doc = 3;
+  const auto change = [&](HostTensor& t) {
+    for (int64_t i = after.cu_seqlens[doc] * t.view.stride[0];
+         i < after.cu_seqlens[doc + 1] * t.view.stride[0]; ++i) {
+      t.as<float>()[i] *= 0.5f;
+    }
+  };
+  for (HostTensor* t : {&after.q, &after.k, &after.v, &after.g, &after.d_o}) change(*t);
+  for (int world_size : {1, 3}) {
+    RunOptions options;
+    options.world_size = world_size;
+    options.layout = Layout::kZigzag;
+    options.context.backend = "cpu";
+    const BatchResult a = must_run(before, options), b = must_run(after, options);
+    for (const NamedTensor& t : tensors_of(a)) {
+      if (!t.per_token) continue;
+      const HostTensor* other = nullptr;
+      for (const NamedTensor& u : tensors_of(b)) {
+        if (std::string(u.name) == t.name) other = u.tensor;
+      }
+      const int64_t row = t.tensor->view.stride[0];
+      for (int64_t i = 0; i < t.tensor->view.numel(); ++i) {
+        const int64_t token = i / row;
+        if (token >= before.cu_seqlens[doc] && token < before.cu_seqlens[doc + 1]) continue;
+        ASSERT_EQ(t.tensor->as<float>()[i], other->as<float>()[i]) << t.name << " row " << token;
+      }
+    }
+  }
+}
+
+// A rank whose call is wrong: all get the error, none hangs, and the next call works.
+TEST(Ranks, OneRanksBadArgumentIsEverybodysError) {
+  const std::vector<int64_t> cu = {0, 100};
+  auto partition = *Partition::make(cu, 3, Layout::kContiguous);
+  auto communicators = make_thread_communicators(3);
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      Problem problem{partition.local_tokens(rank), 1, 2, 64, 64, DType::kFloat32, {}, {}};
+      Problem wrong = problem;
+      if (rank == 1) wrong.heads_v = 3, wrong.heads_qk = 2;
+      auto refused = Context::make(partition, *communicators[rank], wrong);
+      ASSERT_FALSE(refused);
+      EXPECT_EQ(refused.status().message(), "rank 1: v: expected a multiple of q's 2 heads, got 3");
+      auto differing = problem;
+      if (rank == 2) differing.options.qk_l2norm = true;
+      refused = Context::make(partition, *communicators[rank], differing);
+      ASSERT_FALSE(refused);
+      EXPECT_EQ(refused.status().code(), ErrorCode::kInvalidArgument);
+
+      auto context = Context::make(partition, *communicators[rank], problem);
+      ASSERT_TRUE(context) << context.status().message();
+      const int64_t T = problem.tokens;
+      HostTensor q(DType::kFloat32, {T, 1, 64}), v(DType::kFloat32, {T, 2, 64}),
+          g(DType::kFloat32, {T, 2}), o(DType::kFloat32, {T, 2, 64});
+      HostTensor short_o(DType::kFloat32, {T - 1, 2, 64});
+      AlignedBuffer workspace(context->forward_workspace_bytes());
+      ForwardArgs args{{q.view, q.view, v.view, g.view, g.view, {}, {}}, {}, o.view, {}};
+      const Memory memory{workspace.data(), workspace.bytes()};
+      if (rank == 0) args.o = short_o.view;
+      Status status = forward(*context, args, memory);
+      EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+      EXPECT_EQ(status.message(), "rank 0: o: expected [33, 2, 64], got [32, 2, 64]");
+      args.o = o.view;
+      status = forward(*context, args, rank == 2 ? Memory{workspace.data(), 1} : memory);
+      EXPECT_EQ(status.code(), ErrorCode::kWorkspaceTooSmall);
+      status = forward(*context, args, memory);
+      EXPECT_TRUE(status) << status.message();
+    });
+  }
+}
+
+// What a pass hands to other ranks is what comm_bytes says.
+TEST(Ranks, CommBytesAreExact) {
+  for (auto policy : {ExchangePolicy::kAllGather, ExchangePolicy::kAllToAll}) {
+    const Batch batch = *make_batch(small_spec("cpu", DType::kFloat32));
+    auto partition = *Partition::make(batch.cu_seqlens, 3, Layout::kZigzag);
+    auto communicators = make_thread_communicators(3);
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        Problem problem = batch.problem;
+        problem.tokens = partition.local_tokens(rank);
+        ContextOptions options;
+        options.exchange = policy;
+        auto context = Context::make(partition, *communicators[rank], problem, options);
+        ASSERT_TRUE(context) << context.status().message();
+        const int64_t T = problem.tokens;
+        HostTensor q(DType::kFloat32, {T, 2, 64}), v(DType::kFloat32, {T, 4, 64}),
+            g(DType::kFloat32, {T, 4}), o(DType::kFloat32, {T, 4, 64});
+        AlignedBuffer workspace(context->forward_workspace_bytes());
+        ForwardArgs args{{q.view, q.view, v.view, g.view, g.view, {}, {}}, {}, o.view, {}};
+        ASSERT_TRUE(forward(*context, args, {workspace.data(), workspace.bytes()}));
+        EXPECT_EQ(communicators[rank]->bytes_sent(), context->comm_bytes(false));
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gdn
