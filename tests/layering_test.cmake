@@ -15,7 +15,7 @@ foreach(folder base plan comm backend driver check io)
   file(GLOB_RECURSE files ${root}/src/${folder}/*.cc ${root}/src/${folder}/*.h
        ${root}/src/${folder}/*.cu ${root}/src/${folder}/*.cuh)
   foreach(file IN LISTS files)
-    if(file MATCHES "_test\\.cc$|_bench\\.cc$|_fuzz\\.cc$")
+    if(file MATCHES "(_test|_bench|_fuzz)\\.cc$|/by_hand\\.(h|cc)$")  # tests and their support
       continue()
     endif()
     file(STRINGS ${file} lines REGEX "^#include \"(base|plan|comm|backend|driver|check|io)/")
