@@ -70,6 +70,7 @@ class Writer {
     }
     const int64_t first = all_to_all_ ? heads_before(plan_, plan_.rank) : 0;
     open(pass_.fold, plan_.options.dim_v, first, first + block_heads_);
+    if (all_to_all_) pass_.fold.steps.reserve(units_.units.size());
     for (size_t doc = 0; block_heads_ > 0 && doc + 1 < units_.document_begin.size(); ++doc) {
       fold(units_.document_begin[doc], units_.document_begin[doc + 1]);
     }

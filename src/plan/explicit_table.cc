@@ -71,6 +71,9 @@ Status check_cu_seqlens(std::span<const int64_t> cu_seqlens) {
       return invalid("cu_seqlens[{}]: expected at least {}, the entry before it, got {}", i,
                      cu_seqlens[i - 1], cu_seqlens[i]);
     }
+    if (cu_seqlens[i] > kMaxTokens) {
+      return invalid("cu_seqlens[{}]: expected at most 2^48 tokens, got {}", i, cu_seqlens[i]);
+    }
   }
   return Status::ok();
 }

@@ -35,6 +35,12 @@ class Builder {
     mine.push_back(piece);
   }
 
+  // Room for documents that every rank holds in two fragments.
+  void reserve(int64_t documents) {
+    for (auto& mine : data_.fragments) mine.reserve(2 * documents);
+    data_.holders.reserve(2 * documents * std::ssize(data_.fragments));
+  }
+
   void finish() { close_documents_before(data_.num_documents()); }
 
  private:
@@ -71,6 +77,13 @@ void cut_stream(PartitionData& data, int world_size, bool zigzag) {
 void cut_documents(PartitionData& data, int world_size, std::span<const int64_t> cut_points) {
   Builder builder(data, world_size);
   const int64_t parts = 2 * int64_t{world_size};
+  if (cut_points.empty()) {
+    int64_t whole = 0;  // documents without an empty piece
+    for (int64_t doc = 0; doc < data.num_documents(); ++doc) {
+      whole += data.document_length(doc) >= parts;
+    }
+    builder.reserve(whole);
+  }
   for (int64_t doc = 0; doc < data.num_documents(); ++doc) {
     const int64_t length = data.document_length(doc);
     if (length == 0) continue;

@@ -8,8 +8,10 @@
 
 namespace gdn {
 
-// Keeps tables of ranks small beside any real job; 2 W and W + 1 stay far from overflow.
+// Far beyond any real job, so that no later sum, round-up or row count overflows: tokens times a
+// row of 2^15 elements still fits in 63 bits.
 inline constexpr int kMaxWorldSize = 1 << 20;
+inline constexpr int64_t kMaxTokens = int64_t{1} << 48;
 
 struct PartitionData {
   Layout layout = Layout::kContiguous;

@@ -151,6 +151,8 @@ TEST(PartitionErrors, CuSeqlensAndWorldSize) {
   expect_error(of({5, 9}, 1), "cu_seqlens[0]: expected 0, got 5");
   expect_error(of({0, 9, 8, 7}, 1),
                "cu_seqlens[2]: expected at least 9, the entry before it, got 8");
+  expect_error(of({0, INT64_MAX}, 1),
+               "cu_seqlens[1]: expected at most 2^48 tokens, got 9223372036854775807");
   expect_error(of({0, 9}, 0), "world_size: expected 1 to 1048576, got 0");
   expect_error(of({0, 9}, -3), "world_size: expected 1 to 1048576, got -3");
   expect_error(Partition::make(Rows{0, 9}, 1, Layout::kExplicit),
