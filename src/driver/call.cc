@@ -44,6 +44,7 @@ struct Call::State {
 
   const Context& context;
   const Backend& backend;
+  const Operands operands;  // the stages refer to these
   ForwardArgs forward_args;
   BackwardArgs backward_args;
   StageArgs forward_stage;  // also of the recomputed forward of a backward without a saved set
@@ -54,8 +55,9 @@ struct Call::State {
   State(const Context& c, const Operands& in, Stream stream)
       : context(c),
         backend(c.backend()),
-        forward_stage{c.problem(), c.plan(), in},
-        backward_stage{c.problem(), c.plan(), in} {
+        operands(in),
+        forward_stage{c.problem(), c.plan(), operands},
+        backward_stage{c.problem(), c.plan(), operands} {
     for (StageArgs* stage : {&forward_stage, &backward_stage}) {
       stage->resident = c.resident();
       stage->stream = stream;
