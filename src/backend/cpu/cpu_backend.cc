@@ -80,7 +80,9 @@ class CpuBackend final : public Backend {
     return std::nullopt;
   }
 
-  int64_t workers() const override { return num_threads(); }
+  // Not the thread count: how documents are cut, and so every bit of a result, must not depend on
+  // the machine. Heads and documents give the threads their work.
+  int64_t workers() const override { return 1; }
 
   int64_t prepared_bytes(const Problem& p, const Plan& plan) const override {
     return align_up(plan.num_chunks * p.heads_v * cpu::PreparedRecord::kElements *

@@ -129,7 +129,23 @@ HWY_INLINE T dot(const T* HWY_RESTRICT a, const T* HWY_RESTRICT b, int64_t n) {
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
-// to [n, m] = from [m, n] transposed; m and n are multiples of 4.
+// ---- Transposes -------------------------------------------------------------------------------
+#if HWY_TARGET != HWY_SCALAR
+// 16 bytes of row i of a matrix, of row i + step in the next block of the vector, and so on.
+template <class D, typename T = hn::TFromD<D>>
+HWY_INLINE hn::Vec<D> load_blocks(D d, const T* HWY_RESTRICT from, int64_t step) {
+  if constexpr (hn::MaxLanes(d) * sizeof(T) == 16) {
+    return hn::LoadU(d, from);
+  } else {
+    const hn::Half<D> half;
+    const int64_t upper = step * static_cast<int64_t>(hn::MaxLanes(half) * sizeof(T) / 16);
+    return hn::Combine(d, load_blocks(half, from + upper, step), load_blocks(half, from, step));
+  }
+}
+#endif
+
+// to [n, m] = from [m, n] transposed; m and n are multiples of 16. Square tiles of 16 bytes, one per
+// block of a vector, so that every store is a whole vector.
 template <typename T>
 void transpose(int64_t m, int64_t n, Mat<T> from, Mat<T> to) {
 #if HWY_TARGET == HWY_SCALAR
@@ -137,33 +153,32 @@ void transpose(int64_t m, int64_t n, Mat<T> from, Mat<T> to) {
     for (int64_t i = 0; i < m; ++i) to.row(j)[i] = from.row(i)[j];
   }
 #else
-  if constexpr (std::is_same_v<T, float>) {
-    const hn::FixedTag<float, 4> d;
-    const hn::RepartitionToWide<decltype(d)> dw;
-    for (int64_t j = 0; j < n; j += 4) {
-      for (int64_t i = 0; i < m; i += 4) {
-        const auto r0 = hn::LoadU(d, from.row(i) + j);
-        const auto r1 = hn::LoadU(d, from.row(i + 1) + j);
-        const auto r2 = hn::LoadU(d, from.row(i + 2) + j);
-        const auto r3 = hn::LoadU(d, from.row(i + 3) + j);
-        const auto a = hn::BitCast(dw, hn::InterleaveLower(d, r0, r1));  // 00 10 01 11
-        const auto b = hn::BitCast(dw, hn::InterleaveLower(d, r2, r3));
-        const auto e = hn::BitCast(dw, hn::InterleaveUpper(d, r0, r1));
-        const auto f = hn::BitCast(dw, hn::InterleaveUpper(d, r2, r3));
-        hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, a, b)), d, to.row(j) + i);
-        hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, a, b)), d, to.row(j + 1) + i);
-        hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, e, f)), d, to.row(j + 2) + i);
-        hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, e, f)), d, to.row(j + 3) + i);
-      }
-    }
-  } else {
-    const hn::FixedTag<T, 2> d;
-    for (int64_t j = 0; j < n; j += 2) {
-      for (int64_t i = 0; i < m; i += 2) {
-        const auto r0 = hn::LoadU(d, from.row(i) + j);
-        const auto r1 = hn::LoadU(d, from.row(i + 1) + j);
+  const hn::ScalableTag<T> d;
+  constexpr int64_t kSide = 16 / sizeof(T);
+  const int64_t step = kSide * from.ld;
+  for (int64_t i = 0; i < m; i += lanes<T>()) {
+    for (int64_t j = 0; j < n; j += kSide) {
+      const T* HWY_RESTRICT at = from.row(i) + j;
+      const auto r0 = load_blocks(d, at, step);
+      const auto r1 = load_blocks(d, at + from.ld, step);
+      if constexpr (kSide == 2) {
         hn::StoreU(hn::InterleaveLower(d, r0, r1), d, to.row(j) + i);
         hn::StoreU(hn::InterleaveUpper(d, r0, r1), d, to.row(j + 1) + i);
+      } else {
+        const hn::RepartitionToWide<decltype(d)> pairs;
+        const auto r2 = load_blocks(d, at + 2 * from.ld, step);
+        const auto r3 = load_blocks(d, at + 3 * from.ld, step);
+        const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, r0, r1));
+        const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, r2, r3));
+        const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, r0, r1));
+        const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, r2, r3));
+        const auto store = [&](auto column, int64_t c) {
+          hn::StoreU(hn::BitCast(d, column), d, to.row(j + c) + i);
+        };
+        store(hn::InterleaveLower(pairs, low01, low23), 0);
+        store(hn::InterleaveUpper(pairs, low01, low23), 1);
+        store(hn::InterleaveLower(pairs, high01, high23), 2);
+        store(hn::InterleaveUpper(pairs, high01, high23), 3);
       }
     }
   }
