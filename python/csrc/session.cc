@@ -1,0 +1,113 @@
+#include "session.h"
+
+#include <list>
+
+namespace gdn_torch {
+namespace {
+
+// Packings in turn without a Context: enough for the micro-batches of one step.
+constexpr size_t kCachedPackings = 64;
+
+class PackingCache {
+ public:
+  std::shared_ptr<Session> get(const std::vector<int64_t>& cu_seqlens) {
+    std::lock_guard lock(mutex_);
+    for (auto it = sessions_.begin(); it != sessions_.end(); ++it) {
+      const auto known = (*it)->partition().cu_seqlens();
+      if (std::equal(known.begin(), known.end(), cu_seqlens.begin(), cu_seqlens.end())) {
+        sessions_.splice(sessions_.begin(), sessions_, it);
+        return sessions_.front();
+      }
+    }
+    auto partition = value_of(gdn::Partition::make(cu_seqlens, 1, gdn::Layout::kContiguous));
+    sessions_.push_front(std::make_shared<Session>(std::move(partition), 0, gdn::ContextOptions{}));
+    if (sessions_.size() > kCachedPackings) sessions_.pop_back();
+    return sessions_.front();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::list<std::shared_ptr<Session>> sessions_;
+};
+
+std::mutex path_mutex;
+std::shared_ptr<const Prepared> path;
+
+}  // namespace
+
+std::shared_ptr<const Prepared> Session::prepare(const gdn::Problem& problem, int64_t exchange) {
+  gdn::ContextOptions options = options_;
+  if (exchange >= 0) options.exchange = static_cast<gdn::ExchangePolicy>(exchange);
+  std::lock_guard lock(mutex_);
+  for (const Entry& entry : entries_) {
+    if (entry.exchange == options.exchange && entry.problem == problem) return entry.prepared;
+  }
+  auto context = value_of(gdn::Context::make(partition_, rank_, problem, options));
+  Bytes bytes;
+  bytes.forward = context.forward_workspace_bytes();
+  bytes.backward = context.backward_workspace_bytes(true);
+  bytes.recompute = context.backward_workspace_bytes(false);
+  bytes.saved = context.saved_bytes();
+  auto prepared = std::make_shared<Prepared>(
+      Prepared{std::move(context), bytes, aligned_bytes(0, problem.device)});
+  if (const int64_t resident = prepared->context.resident_bytes(); resident > 0) {
+    prepared->resident = aligned_bytes(resident, problem.device);
+    check(prepared->context.upload(memory_of(prepared->resident), current_stream(problem.device)));
+  }
+  entries_.push_back({problem, options.exchange, prepared});
+  return entries_.back().prepared;
+}
+
+Registry<gdn::Partition>& partitions() {
+  static auto* registry = new Registry<gdn::Partition>;  // outlives Python's finalizers
+  return *registry;
+}
+
+Registry<Session>& sessions() {
+  static auto* registry = new Registry<Session>;
+  return *registry;
+}
+
+std::shared_ptr<gdn::Partition> partition_at(int64_t handle) {
+  auto partition = partitions().get(handle);
+  if (!partition) raise(gdn::ErrorCode::kInvalidArgument, "partition: expected one that is alive");
+  return partition;
+}
+
+std::shared_ptr<Session> session_at(int64_t handle, const MaybeTensor& cu_seqlens, int64_t batch,
+                                    int64_t length) {
+  if (handle != 0) {
+    auto session = sessions().get(handle);
+    if (!session) raise(gdn::ErrorCode::kInvalidArgument, "ctx: expected one that is alive");
+    return session;
+  }
+  static auto* cache = new PackingCache;
+  if (cu_seqlens) return cache->get(int64_values("cu_seqlens", *cu_seqlens));
+  std::vector<int64_t> equal(static_cast<size_t>(batch) + 1);
+  for (size_t i = 0; i < equal.size(); ++i) equal[i] = static_cast<int64_t>(i) * length;
+  return cache->get(equal);
+}
+
+void note_path(std::shared_ptr<const Prepared> prepared) {
+  std::lock_guard lock(path_mutex);
+  path = std::move(prepared);
+}
+
+std::string last_path() {
+  std::shared_ptr<const Prepared> last;
+  {
+    std::lock_guard lock(path_mutex);
+    last = path;
+  }
+  if (!last) return "";
+  const gdn::Backend& ran = last->context.backend();
+  std::string text = std::string(ran.name()) + "\n" + ran.description();
+  for (const gdn::Backend* backend : gdn::backends()) {
+    if (backend == &ran) break;  // the list is in order of speed
+    const auto why_not = backend->why_not(last->context.problem());
+    text += std::string("\n") + backend->name() + ": " + why_not.value_or("another was forced");
+  }
+  return text;
+}
+
+}  // namespace gdn_torch

@@ -1,0 +1,176 @@
+"""The operator as an autograd function, over one rank or several. Used by chunk.py and kcp.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._library import ops
+from .errors import typed
+
+
+class Call:
+    """What a call needs beside its tensors."""
+
+    __slots__ = (
+        "ctx", "cu_seqlens", "scale", "flags", "want_final", "workspace", "save", "again", "packed",
+        "handle", "key",
+    )
+
+    def __init__(self, ctx, cu_seqlens, scale, flags, want_final=False, workspace=None, save=True):
+        self.ctx = ctx  # Context, or None: one rank holding cu_seqlens
+        self.cu_seqlens = cu_seqlens  # a CPU tensor of the call's own, or None
+        self.scale = scale
+        self.flags = flags
+        self.want_final = want_final
+        self.workspace = workspace  # uint8 tensor or None
+        self.save = save  # whether the forward keeps a saved set
+        self.again = None  # a saved set of an earlier forward of the same inputs
+        self.packed = False  # gradient layout of q, k, v
+        self.handle = None  # RecomputeHandle
+        self.key = None
+
+
+def _advance(ctx, handle: int) -> None:
+    """Runs a paused call to its end, with the context's collectives in between."""
+    member = ctx.member
+    size = ctx.world_size
+    while True:
+        table, send, receive = ops.call_advance(handle)
+        kind, *sizes = table.tolist()
+        if kind == 0:
+            return
+        try:
+            if kind == 1:
+                member.all_to_all(send, sizes[:size], receive, sizes[size:])
+            else:
+                member.all_gather(send, receive, sizes[-size:])
+        except BaseException:
+            ops.call_free(handle)
+            raise
+
+
+def _begin(call: Call, op, args: tuple, q, v, what: str):
+    """The outputs of a paused call that all ranks could begin, and its handle."""
+    ctx = call.ctx
+    error, results, digest = None, None, 0
+    try:
+        results = op(ctx.handle, *args)
+        digest = ctx.digest(q, v, call.scale, call.flags)
+    except RuntimeError as raised:
+        error = typed(raised)
+    try:
+        ctx.member.agree(error, digest, what)
+    except BaseException:
+        if results is not None:
+            ops.call_free(results[-1])
+        raise
+    return results[:-1], results[-1]
+
+
+def run_forward(call: Call, inputs: tuple, save: bool):
+    """(o, final_state, saved) of ``inputs`` = q, k, v, g, beta, A_log, dt_bias, initial_state."""
+    ctx = call.ctx
+    try:
+        if ctx is None or ctx.world_size == 1 or call.again is not None:
+            return ops.forward(
+                0 if ctx is None else ctx.handle, call.cu_seqlens, *inputs, call.scale, call.flags,
+                call.workspace, call.again, save, call.want_final,
+            )
+        args = (*inputs, call.scale, call.flags, call.workspace, None, save, call.want_final)
+        results, handle = _begin(
+            call, ops.forward_begin, args, inputs[0], inputs[2],
+            "forward: heads, dims, dtype or options",
+        )
+        _advance(ctx, handle)
+        return results
+    except RuntimeError as error:
+        raise typed(error) from None
+
+
+def run_backward(call: Call, inputs: tuple, do, dfinal_state, saved, packed: bool):
+    """Gradients of ``inputs``, in their order; those of absent operands have no elements."""
+    ctx = call.ctx
+    try:
+        if ctx is None or ctx.world_size == 1:
+            return ops.backward(
+                0 if ctx is None else ctx.handle, call.cu_seqlens, *inputs, do, dfinal_state, saved,
+                call.scale, call.flags, call.workspace, packed,
+            )
+        args = (*inputs, do, dfinal_state, saved, call.scale, call.flags, call.workspace, packed)
+        results, handle = _begin(
+            call, ops.backward_begin, args, inputs[0], inputs[2],
+            "backward: heads, dims, dtype or options",
+        )
+        _advance(ctx, handle)
+        return results
+    except RuntimeError as error:
+        raise typed(error) from None
+
+
+class GatedDeltaRule(torch.autograd.Function):
+    """Saves its inputs and one block of bytes, all through save_for_backward."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *inputs):
+        o, final_state, saved = run_forward(call, inputs, call.save)
+        if call.handle is not None and call.again is None:
+            call.handle.keep(call.key, saved)
+        call.again = None
+        ctx.save_for_backward(*inputs, saved)
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return (o, final_state) if call.want_final else o
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, do, dfinal_state=None):
+        *inputs, saved = ctx.saved_tensors
+        call = ctx.call
+        gradients = run_backward(
+            call, tuple(inputs), do, dfinal_state, saved if call.save else None, call.packed
+        )
+        needed = ctx.needs_input_grad
+        return (None, *(d if needed[i + 1] else None for i, d in enumerate(gradients)))
+
+
+def is_packed_row(q, k, v) -> bool:
+    """Whether q, k, v are the three outputs, in order, of one packed_qkv_views over a dense row."""
+    node = q.grad_fn
+    return (
+        node is not None
+        and getattr(node, "gdn_dense_row", False)
+        and k.grad_fn is node
+        and v.grad_fn is node
+        and q.output_nr == 0
+        and k.output_nr == 1
+        and v.output_nr == 2
+    )
+
+
+def apply(call: Call, *inputs):
+    """(o, final_state or None), with or without a graph."""
+    handle = call.handle
+    if handle is not None:
+        q, v = inputs[0], inputs[2]
+        call.key = (tuple(q.shape), tuple(v.shape), q.dtype, call.scale, call.flags)
+        call.again = handle.take(call.key)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+        call.packed = is_packed_row(*inputs[:3])
+        result = GatedDeltaRule.apply(call, *inputs)
+        return result if call.want_final else (result, None)
+    o, final_state, saved = run_forward(call, inputs, handle is not None)
+    if handle is not None and call.again is None:
+        handle.keep(call.key, saved)
+    return o, final_state if call.want_final else None
+
+
+def autocast(device_type: str, *tensors):
+    """Under autocast, floating q, k, v in its dtype, as for a matrix product; fp64 stays."""
+    if not torch.is_autocast_enabled(device_type):
+        return tensors
+    dtype = torch.get_autocast_dtype(device_type)
+    return tuple(
+        t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors
+    )

@@ -1,0 +1,139 @@
+"""``chunk_gated_delta_rule``: a drop-in for FLA's function of that name."""
+
+from __future__ import annotations
+
+import torch
+
+from . import traced  # noqa: F401: registers what torch.compile needs
+from ._library import BETA_SIGMOID, GATE_IN_KERNEL, L2NORM, NEG_EIGVAL, STATE_V_FIRST, ops
+from .autograd import Call, apply, autocast
+from .context import Context
+from .errors import InvalidArgumentError, typed
+
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+def _wide(parameter: torch.Tensor | None) -> torch.Tensor | None:
+    """A per-head parameter of a model cast to bf16: in fp32, its gradient in bf16 again."""
+    return parameter.float() if parameter is not None and parameter.dtype in _NARROW else parameter
+
+
+def _tensor(name: str, value) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise InvalidArgumentError(f"{name}: expected a tensor, got {type(value).__name__}")
+
+
+def host_cu_seqlens(cu_seqlens, cu_seqlens_cpu) -> torch.Tensor | None:
+    """The call's own CPU copy of the offsets: buffers may be refilled before the backward."""
+    given = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
+    if given is None:
+        return None
+    _tensor("cu_seqlens", given)
+    return given.detach().to("cpu", copy=True)
+
+
+def chunk_gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+    chunk_indices: torch.Tensor | None = None,
+    cp_context: Context | None = None,
+    *,
+    use_gate_in_kernel: bool = False,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    deterministic: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The gated delta rule over dense batches or packed documents, forward and backward.
+
+    Per document and value head (natural-log decay g, state S of ``[K, V]``)::
+
+        S_t = exp(g_t) S_{t-1} + beta_t k_t (v_t - exp(g_t) S_{t-1}^T k_t)^T
+        o_t = scale * S_t^T q_t
+
+    Args:
+        q, k: ``[B, T, H, K]`` (or ``[T, H, K]``), bf16, fp32 or fp64; packed documents: B = 1.
+        v: ``[B, T, HV, V]`` like q, HV a multiple of H.
+        g: ``[B, T, HV]`` fp32, bf16 or fp64, <= 0, -inf allowed; with ``use_gate_in_kernel`` the raw
+            a of ``g = -exp(A_log) * softplus(a + dt_bias)``.
+        beta: ``[B, T, HV]`` fp32, bf16 or fp64, in [0, 2]; with ``use_beta_sigmoid_in_kernel`` the
+            raw b of ``sigmoid(b)``, times 2 with ``allow_neg_eigval``.
+        scale: default ``K ** -0.5``.
+        initial_state: ``[N, HV, K, V]`` fp32 (fp64 for fp64); ``[N, HV, V, K]`` with
+            ``state_v_first``; N documents, or B.
+        output_final_state: whether to return the states after the last tokens.
+        use_qk_l2norm_in_kernel: q and k times ``rsqrt(sum of squares + 1e-6)`` inside.
+        cu_seqlens: ``[N + 1]`` int32 or int64, in tokens; rows at and past the last are not read,
+            their outputs and gradients are 0. On a GPU pass ``cu_seqlens_cpu`` too, which saves a
+            synchronisation.
+        chunk_indices: accepted for compatibility, not needed.
+        cp_context: a :class:`Context`; the call then runs over its ranks, and N counts the documents
+            of the whole partition (a rank reads and writes the states of those that start and end
+            on it; other rows of the results are 0).
+        A_log, dt_bias: ``[HV]`` fp32, fp64 or bf16. Their gradients are sums over this rank's tokens:
+            reduce them over ranks as those of any replicated parameter.
+        deterministic: accepted; every path is deterministic.
+
+    Strided views are taken as they are: unit innermost stride, head stride = head dim.
+
+    Returns:
+        o like v, and the final states like ``initial_state``, or None.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError: naming the argument, what was expected, what came.
+
+    Source: docs/math.md, src/driver/call.cc.
+    """
+    flags = (
+        (L2NORM if use_qk_l2norm_in_kernel else 0)
+        | (GATE_IN_KERNEL if use_gate_in_kernel else 0)
+        | (BETA_SIGMOID if use_beta_sigmoid_in_kernel else 0)
+        | (NEG_EIGVAL if allow_neg_eigval else 0)
+        | (STATE_V_FIRST if state_v_first else 0)
+    )
+    for name, value in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta)):
+        if not isinstance(value, torch.Tensor):
+            _tensor(name, value)
+    if use_gate_in_kernel:
+        if A_log is None:
+            raise InvalidArgumentError("A_log: expected [HV] with use_gate_in_kernel, got none")
+        A_log, dt_bias = _wide(A_log), _wide(dt_bias)
+    elif A_log is not None or dt_bias is not None:
+        raise InvalidArgumentError(
+            "A_log, dt_bias: expected only with use_gate_in_kernel=True, got it False"
+        )
+    if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
+        raise InvalidArgumentError(
+            "allow_neg_eigval: expected only with use_beta_sigmoid_in_kernel=True, got it False"
+        )
+    q, k, v = autocast(q.device.type, q, k, v)
+    if cp_context is not None:
+        if not isinstance(cp_context, Context):
+            raise InvalidArgumentError(
+                f"cp_context: expected a gdn_kcp.Context, got {type(cp_context).__name__}"
+            )
+        call = Call(cp_context, None, scale, flags, output_final_state)
+        return apply(call, q, k, v, g, beta, A_log, dt_bias, initial_state)
+    if torch.compiler.is_compiling():
+        cu = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
+        o, final_state = ops.chunk(
+            q, k, v, g, beta, A_log, dt_bias, initial_state, cu, scale, flags, output_final_state
+        )
+        return o, final_state if output_final_state else None
+    try:
+        cu = host_cu_seqlens(cu_seqlens, cu_seqlens_cpu)
+    except RuntimeError as error:
+        raise typed(error) from None
+    call = Call(None, cu, scale, flags, output_final_state)
+    return apply(call, q, k, v, g, beta, A_log, dt_bias, initial_state)

@@ -1,0 +1,230 @@
+"""One rank's view of a partition, and the memory of its calls."""
+
+from __future__ import annotations
+
+import weakref
+from typing import NamedTuple
+
+import torch
+
+from ._library import exchange_flags, ops
+from .errors import InvalidArgumentError, typed
+from .groups import member_of
+from .partition import Partition
+
+_ALIGNMENT = 256  # of workspaces, in bytes; gdn/gdn.h
+
+
+class Context:
+    """Made by :func:`build_context`; reused by every layer and call of a step.
+
+    Holds one rank's plan for each shape of heads that was called, made on its first call.
+    """
+
+    def __init__(self, partition: Partition, member, device: torch.device, conv_kernel_size: int):
+        self.partition = partition
+        self.rank: int = member.rank
+        self.world_size: int = member.size
+        self.device = device
+        self.conv_kernel_size = conv_kernel_size
+        self.member = member
+        self.local_cu_seqlens = partition.local_cu_seqlens(member.rank)
+        self.local_tokens = int(self.local_cu_seqlens[-1])
+        self.handle: int = ops.session_create(partition.handle, member.rank, "", "auto", 0)
+        weakref.finalize(self, ops.session_free, self.handle).atexit = False
+        self._digests: dict[tuple, int] = {}
+
+    def __repr__(self) -> str:
+        return f"Context(rank {self.rank} of {self.partition!r} on {self.device})"
+
+    def token_indices(self) -> torch.Tensor:
+        """The global row of every local row, on the context's device."""
+        return self.partition.token_indices(self.rank).to(self.device)
+
+    def digest(self, q, v, scale, flags: int) -> int:
+        """What all ranks must have in common to run one call together."""
+        key = (q.shape[-2:], v.shape[-2:], q.dtype, scale, flags)
+        known = self._digests.get(key)
+        if known is None:
+            heads, dims = (q.shape[-2], v.shape[-2]), (q.shape[-1], v.shape[-1])
+            like = torch.empty(0, dtype=q.dtype, device=q.device)
+            table = ops.query(self.handle, self.local_tokens, *heads, *dims, like, scale, flags)
+            known = self._digests[key] = int(table[6])
+        return known
+
+
+def build_context(
+    partition: Partition,
+    group,
+    rank: int,
+    device,
+    conv_kernel_size: int = 4,
+    *,
+    max_tokens: int | None = None,
+    max_fragments: int | None = None,
+) -> Context:
+    """A rank's :class:`Context`, checked against the other ranks of ``group`` (a collective).
+
+    Args:
+        partition: from :func:`partition`, the same on every rank.
+        group: a torch.distributed process group (gloo for CPU tensors, NCCL for CUDA tensors), an
+            :class:`InProcessGroup`, or None for one rank; as large as the partition's world size.
+        rank: this rank in the group.
+        device: where the tensors of the calls are.
+        conv_kernel_size: taps of :func:`causal_conv1d` (at most), 1 to 8.
+        max_tokens, max_fragments: capacity that the rank's rows and fragments must fit in.
+
+    Raises:
+        InvalidArgumentError: on every rank, also if the ranks brought different partitions.
+    """
+    if not isinstance(partition, Partition):
+        raise InvalidArgumentError(
+            f"partition: expected a Partition, got {type(partition).__name__}"
+        )
+    member = member_of(group, rank, partition.world_size)
+    error: Exception | None = None
+    context = None
+    try:
+        if not 1 <= conv_kernel_size <= 8:
+            raise InvalidArgumentError(
+                f"conv_kernel_size: expected 1 to 8, got {conv_kernel_size}"
+            )
+        context = Context(partition, member, torch.device(device), conv_kernel_size)
+        fragments = context.local_cu_seqlens.numel() - 1
+        for name, limit, held in (
+            ("max_tokens", max_tokens, context.local_tokens),
+            ("max_fragments", max_fragments, fragments),
+        ):
+            if limit is not None and held > limit:
+                raise InvalidArgumentError(f"{name}: expected at least {held}, got {limit}")
+    except RuntimeError as raised:
+        error = typed(raised)
+    member.agree(error, partition.digest, "partition")
+    return context
+
+
+class Bytes(NamedTuple):
+    """Byte counts of one shape of heads on one rank."""
+
+    forward: int  # workspace of a forward
+    backward: int  # workspace of a backward that has a saved set
+    recompute: int  # workspace of a backward without one
+    saved: int  # what a forward keeps for its backward, beyond its inputs
+    sent_forward: int  # handed to other ranks
+    sent_backward: int
+
+
+def call_bytes(
+    ctx: Context,
+    *,
+    H_qk: int,
+    HV: int,
+    head_dim: int = 128,
+    head_dim_v: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    use_qk_l2norm_in_kernel: bool = False,
+    exchange: str = "auto",
+) -> Bytes:
+    """All byte counts of calls with these shapes; the functions below give one each."""
+    like = torch.empty(0, dtype=dtype, device=ctx.device)
+    flags = int(use_qk_l2norm_in_kernel) | exchange_flags(exchange)
+    try:
+        table = ops.query(
+            ctx.handle, ctx.local_tokens, H_qk, HV, head_dim, head_dim_v or head_dim, like, None,
+            flags,
+        )
+    except RuntimeError as error:
+        raise typed(error) from None
+    return Bytes(*table.tolist()[:6])
+
+
+def workspace_bytes(
+    ctx: Context, *, H_qk: int, HV: int, backward: bool = True, save_for_backward: bool = True,
+    **shape,
+) -> int:
+    """Bytes of a :class:`Workspace` that serves the forward and, with ``backward``, the backward.
+
+    ``save_for_backward=False`` makes room for a backward that recomputes the summaries.
+    ``shape``: ``head_dim``, ``head_dim_v``, ``dtype``, ``use_qk_l2norm_in_kernel``, ``exchange``.
+    """
+    b = call_bytes(ctx, H_qk=H_qk, HV=HV, **shape)
+    last = b.backward if save_for_backward else b.recompute
+    return max(b.forward, last) if backward else b.forward
+
+
+def saved_bytes(ctx: Context, *, H_qk: int, HV: int, **shape) -> int:
+    """Bytes that a forward keeps for its backward beside its inputs: boundary states and maps.
+
+    ``(S_in slots * V + (M slots + received) * K) * K * HV`` elements of fp32 (fp64 for fp64), each
+    table rounded up to 256 bytes; slots: segments that do not start their document, or do neither
+    start nor end it. 0 where every document is one segment.
+    """
+    return call_bytes(ctx, H_qk=H_qk, HV=HV, **shape).saved
+
+
+def comm_bytes(ctx: Context, *, H_qk: int, HV: int, backward: bool = True, **shape) -> int:
+    """Bytes that this rank hands to other ranks in a forward and, with ``backward``, a backward.
+
+    They depend on the documents that cross ranks and on the heads, not on document lengths.
+    """
+    b = call_bytes(ctx, H_qk=H_qk, HV=HV, **shape)
+    return b.sent_forward + (b.sent_backward if backward else 0)
+
+
+class Workspace:
+    """Memory that a caller keeps for calls in turn: ``Workspace(workspace_bytes(ctx, ...))``.
+
+    One call at a time uses it. Without one, a call allocates its own from torch's allocator.
+    """
+
+    def __init__(self, nbytes: int, device="cpu"):
+        if nbytes < 0:
+            raise InvalidArgumentError(f"nbytes: expected at least 0, got {nbytes}")
+        block = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8, device=device)
+        self.block = block.narrow(0, -block.data_ptr() % _ALIGNMENT, nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        return self.block.numel()
+
+
+class RecomputeHandle:
+    """Keeps the boundary states of a checkpointed forward, so that its recompute needs no collective.
+
+    Make one per checkpointed call, outside the checkpoint, and pass it through::
+
+        handle = gdn_kcp.RecomputeHandle()
+        o = checkpoint(lambda *x: chunk_gdn_kcp(*x, ctx, recompute_handle=handle), ...)
+
+    The first forward fills it, the recompute empties it; a third forward with it is an error, since
+    its inputs may be others. :meth:`reset` makes it new.
+    """
+
+    def __init__(self):
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets what is kept; the next forward fills it again."""
+        self._saved: torch.Tensor | None = None
+        self._key: tuple | None = None
+        self._state = "new"
+
+    def take(self, key: tuple) -> torch.Tensor | None:
+        """What the first forward kept, once; None if this is the first."""
+        if self._state == "new":
+            return None
+        if self._state == "used":
+            raise InvalidArgumentError(
+                "recompute_handle: expected a new one, got one that a forward and its recompute used"
+            )
+        if key != self._key:
+            raise InvalidArgumentError(
+                "recompute_handle: expected the shapes and options of the forward that filled it, "
+                f"{self._key}, got {key}"
+            )
+        saved, self._saved, self._state = self._saved, None, "used"
+        return saved
+
+    def keep(self, key: tuple, saved: torch.Tensor) -> None:
+        """Called by the forward that fills it."""
+        self._saved, self._key, self._state = saved, key, "filled"

@@ -1,0 +1,166 @@
+"""Depthwise causal convolution before the operator, over packed documents and ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import traced  # noqa: F401: registers what torch.compile needs
+from ._library import ops
+from .chunk import host_cu_seqlens
+from .context import Context
+from .errors import InvalidArgumentError, typed
+
+
+class Halo:
+    """Which rows travel before a convolution of ``width`` taps, on one rank of a context.
+
+    Row ``i`` before a fragment f lies at ``prefix[f, width - 1 - i]``. Made once per context.
+    """
+
+    def __init__(self, ctx: Context, width: int):
+        self.member, self.size = ctx.member, ctx.world_size
+        self.shape = (ctx.local_cu_seqlens.numel() - 1, width - 1)
+        send: list[list[int]] = [[] for _ in range(self.size)]  # my rows, for each rank
+        receive: list[list[int]] = [[] for _ in range(self.size)]  # flat prefix rows, by owner
+        for rank in range(self.size):
+            for fragment, before, length, owner, row in ctx.partition.halo(rank, width).tolist():
+                if owner == ctx.rank:
+                    send[rank] += range(row, row + length)
+                if rank == ctx.rank:
+                    first = fragment * (width - 1) + width - 1 - before
+                    receive[owner] += range(first, first + length)
+        self.send_rows = torch.tensor(sum(send, []), dtype=torch.int64, device=ctx.device)
+        self.receive_rows = torch.tensor(sum(receive, []), dtype=torch.int64, device=ctx.device)
+        self.send_counts = [len(rows) for rows in send]
+        self.receive_counts = [len(rows) for rows in receive]
+
+    def _exchange(self, rows: torch.Tensor, send: list[int], receive: list[int]) -> torch.Tensor:
+        """Rows [n, C] for each rank in turn, against those of each rank."""
+        if self.size == 1:
+            return rows
+        row_bytes = rows.shape[1] * rows.element_size()
+        taken = rows.new_empty((sum(receive), rows.shape[1]))
+        self.member.all_to_all(
+            rows.contiguous().view(torch.uint8).reshape(-1), [n * row_bytes for n in send],
+            taken.view(torch.uint8).reshape(-1), [n * row_bytes for n in receive],
+        )
+        return taken
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, C] -> prefix [F, width - 1, C]; zeros before a document."""
+        rows = self._exchange(x[self.send_rows], self.send_counts, self.receive_counts)
+        prefix = x.new_zeros((self.shape[0] * self.shape[1], x.shape[1]))
+        prefix[self.receive_rows] = rows
+        return prefix.view(*self.shape, x.shape[1])
+
+    def scatter_add(self, dprefix: torch.Tensor, dx: torch.Tensor) -> None:
+        """Adds the gradients of prefix rows to their owners' dx [T, C], rank by rank in order."""
+        rows = dprefix.reshape(-1, dx.shape[1])[self.receive_rows]
+        rows = self._exchange(rows, self.receive_counts, self.send_counts)
+        at = 0
+        for count in self.send_counts:
+            # A row may serve several fragments of one rank: they are added one run at a time.
+            wanted = self.send_rows[at : at + count]
+            for first in range(0, count, max(1, self.shape[1])):
+                part = slice(first, min(count, first + max(1, self.shape[1])))
+                dx.index_put_((wanted[part],), rows[at : at + count][part], accumulate=True)
+            at += count
+
+
+class CausalConv(torch.autograd.Function):
+    """The convolution with its halo exchange."""
+
+    @staticmethod
+    def forward(ctx: Any, x, weight, bias, cu_seqlens, silu: bool, halo: Halo):
+        prefix = halo.gather(x.reshape(-1, x.shape[-1]))
+        ctx.save_for_backward(x, weight, bias, prefix)
+        ctx.cu_seqlens, ctx.silu, ctx.halo = cu_seqlens, silu, halo
+        return ops.conv(x, weight, bias, prefix, cu_seqlens, silu)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy):
+        x, weight, bias, prefix = ctx.saved_tensors
+        dx, dweight, dbias, dprefix = ops.conv_backward(
+            x, weight, bias, prefix, ctx.cu_seqlens, ctx.silu, dy.contiguous()
+        )
+        ctx.halo.scatter_add(dprefix, dx.view(-1, dx.shape[-1]))
+        return dx, dweight, dbias if bias is not None else None, None, None, None
+
+
+def causal_conv1d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = "silu",
+    cu_seqlens: torch.Tensor | None = None,
+    cp_context: Context | None = None,
+) -> torch.Tensor:
+    """``y[t, c] = act(bias[c] + sum_j weight[c, j] x[t - (W - 1) + j, c])`` inside each document.
+
+    Args:
+        x: ``[B, T, C]`` or ``[T, C]``, bf16, fp32 or fp64, unit innermost stride; CPU. With
+            ``cu_seqlens`` or ``cp_context`` B = 1.
+        weight: ``[C, W]`` or ``[C, 1, W]``, W = 1 to 8 taps. bias: ``[C]`` or None.
+        activation: ``"silu"``, ``"swish"`` (the same) or None.
+        cu_seqlens: ``[N + 1]`` int32 or int64, in tokens.
+        cp_context: a :class:`Context`: the last W - 1 rows before each local fragment come from
+            their owners. Gradients of weight and bias are sums over this rank's rows.
+
+    Returns:
+        y like x; bitwise independent of threads and of a document's neighbours.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError: naming the argument.
+
+    Source: src/conv/causal_conv.h.
+    """
+    if activation not in ("silu", "swish", None):
+        raise InvalidArgumentError(
+            f"activation: expected 'silu', 'swish' or None, got {activation!r}"
+        )
+    if weight.dim() == 3 and weight.shape[1] == 1:
+        weight = weight.squeeze(1)
+    silu = activation is not None
+    try:
+        if cp_context is not None:
+            return _over_ranks(x, weight, bias, silu, cp_context)
+        if cu_seqlens is not None and x.dim() == 3 and x.shape[0] != 1:
+            raise InvalidArgumentError(
+                f"x: expected batch size 1 with cu_seqlens, got {x.shape[0]}"
+            )
+        if torch.compiler.is_compiling():
+            return ops.conv(x, weight, bias, None, cu_seqlens, silu)
+        return ops.conv(x, weight, bias, None, host_cu_seqlens(cu_seqlens, None), silu)
+    except RuntimeError as error:
+        raise typed(error) from None
+
+
+def _over_ranks(x, weight, bias, silu: bool, ctx: Context) -> torch.Tensor:
+    error, digest = None, 0
+    width = weight.shape[-1] if weight.dim() == 2 else 0
+    if not 1 <= width <= ctx.conv_kernel_size:
+        error = InvalidArgumentError(
+            f"weight: expected [C, W] with W of 1 to the context's conv_kernel_size "
+            f"{ctx.conv_kernel_size}, got {list(weight.shape)}"
+        )
+    elif x.dim() not in (2, 3) or x.shape[:-1].numel() != ctx.local_tokens:
+        error = InvalidArgumentError(
+            f"x: expected {ctx.local_tokens} rows, as the partition gives rank {ctx.rank}, got "
+            f"{list(x.shape)}"
+        )
+    elif weight.shape[0] != x.shape[-1]:
+        error = InvalidArgumentError(
+            f"weight: expected [{x.shape[-1]}, W], got {list(weight.shape)}"
+        )
+    else:
+        digest = hash((x.shape[-1], str(x.dtype), width, silu)) if ctx.world_size == 1 else (
+            x.shape[-1] * 64 + width * 8 + x.element_size() // 2
+        )
+    ctx.member.agree(error, digest, "causal_conv1d: channels, width or dtype")
+    halos = ctx.__dict__.setdefault("_halos", {})
+    if width not in halos:
+        halos[width] = Halo(ctx, width)
+    return CausalConv.apply(x, weight, bias, ctx.local_cu_seqlens, silu, halos[width])

@@ -1,0 +1,70 @@
+"""Typed errors. Every message names the argument, what was expected and what came.
+
+All derive from :class:`Error`, a ``RuntimeError``; those about arguments are ``ValueError`` too.
+They are raised before the first launch and before the first collective, on every rank.
+"""
+
+from __future__ import annotations
+
+import re
+
+
+class Error(RuntimeError):
+    """Base of all errors of this package."""
+
+
+class InvalidArgumentError(Error, ValueError):
+    """A wrong rank, shape, dtype, stride, alignment, value or combination."""
+
+
+class UnsupportedError(Error, NotImplementedError):
+    """Valid, but no backend here takes it; the message says why."""
+
+
+class WorkspaceTooSmallError(Error, ValueError):
+    """A workspace or saved set smaller than its byte query says."""
+
+
+class PeerFailedError(Error):
+    """Another rank reported an error, left, or never came."""
+
+
+class DeviceError(Error):
+    """A device call or a launch failed."""
+
+
+class InternalError(Error):
+    """A broken invariant of the library; please report it."""
+
+
+# By the core's ErrorCode (gdn/status.h).
+_BY_CODE = {
+    1: InvalidArgumentError,
+    2: UnsupportedError,
+    3: WorkspaceTooSmallError,
+    4: PeerFailedError,
+    5: DeviceError,
+    7: InternalError,
+}
+_CODE_OF = {error: code for code, error in _BY_CODE.items()}
+_TEXT = re.compile(r"gdn_kcp: (\d+): (.*)", re.DOTALL)
+
+
+def typed(error: RuntimeError) -> RuntimeError:
+    """The typed error of what an op threw; any other error as it is."""
+    found = _TEXT.search(str(error))
+    if isinstance(error, Error) or not found:
+        return error
+    # What C++ threw may carry a trace after its own lines.
+    message = found.group(2).split("\nException raised from")[0].rstrip()
+    return _BY_CODE.get(int(found.group(1)), Error)(message)
+
+
+def packed(error: BaseException) -> tuple[int, str]:
+    """(code, message) to send to other ranks."""
+    return _CODE_OF.get(type(error), 7), f"{error}"
+
+
+def unpacked(code: int, message: str) -> Error:
+    """The error of another rank."""
+    return _BY_CODE.get(code, Error)(message)

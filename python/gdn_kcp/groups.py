@@ -1,0 +1,205 @@
+"""How ranks talk: one rank, threads of one process, or a torch.distributed process group.
+
+A member offers ``all_to_all`` and ``all_gather`` over blocks of bytes, and ``agree``: before the
+first collective of a call all ranks learn whether any of them failed, so that none hangs.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+
+from .errors import InvalidArgumentError, PeerFailedError, packed, unpacked
+
+
+class Solo:
+    """One rank: nobody to talk to."""
+
+    rank, size = 0, 1
+
+    def agree(self, error: Exception | None, digest: int, what: str) -> None:
+        if error is not None:
+            raise error
+
+
+def _raise_first(failures: list[tuple[int, str] | None]) -> None:
+    """The lowest failing rank's error, the same on all ranks."""
+    for rank, failure in enumerate(failures):
+        if failure is not None:
+            raise unpacked(failure[0], f"rank {rank}: {failure[1]}")
+
+
+def _raise_disagreement(what: str) -> None:
+    raise InvalidArgumentError(f"{what}: expected the same on every rank, got different ones")
+
+
+class TorchMember:
+    """A rank of a torch.distributed group: gloo for CPU tensors, NCCL for CUDA tensors.
+
+    ``agree`` needs a CPU backend in the group (gloo, or the default ``cpu:gloo,cuda:nccl``). With
+    NCCL alone it would cost a synchronisation per call: there an error stays on its rank.
+    """
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        if self.rank < 0:
+            raise InvalidArgumentError("group: expected one that this process is in")
+        self._on_host = "gloo" in str(dist.get_backend_config(group))
+
+    def agree(self, error: Exception | None, digest: int, what: str) -> None:
+        if not self._on_host:
+            if error is not None:
+                raise error
+            return
+        digest &= (1 << 62) - 1  # so that its negative fits too
+        state = torch.tensor([error is not None, digest, -digest], dtype=torch.int64)
+        dist.all_reduce(state, dist.ReduceOp.MAX, group=self.group)
+        failed, most, least = state.tolist()
+        if failed:
+            failures: list[Any] = [None] * self.size
+            dist.all_gather_object(failures, error and packed(error), group=self.group)
+            _raise_first(failures)
+        if most != -least:
+            _raise_disagreement(what)
+
+    def all_to_all(self, send, send_bytes, receive, receive_bytes) -> None:
+        dist.all_to_all_single(receive, send, receive_bytes, send_bytes, group=self.group)
+
+    def all_gather(self, send, receive, receive_bytes) -> None:
+        if len(set(receive_bytes)) == 1:
+            if receive.numel():
+                dist.all_gather_into_tensor(receive, send, group=self.group)
+            return
+        # Blocks of different sizes: the same block to every rank.
+        blocks = send.repeat(self.size)
+        self.all_to_all(blocks, [send.numel()] * self.size, receive, receive_bytes)
+
+
+class InProcessGroup:
+    """``size`` ranks as threads of this process, for tests and for several ranks on one GPU.
+
+    ``group.run(fn)`` calls ``fn(rank)`` on one thread per rank and returns their results in rank
+    order; the first failing rank's error is raised. Backwards run on the rank's own thread.
+    """
+
+    def __init__(self, size: int, timeout: float = 300.0):
+        if size < 1:
+            raise InvalidArgumentError(f"size: expected at least 1, got {size}")
+        self.size = size
+        self._barrier = threading.Barrier(size, timeout=timeout)
+        self._slots: list[Any] = [None] * size
+
+    def member(self, rank: int) -> "ThreadMember":
+        return ThreadMember(self, rank)
+
+    def run(self, fn: Callable[[int], Any]) -> list[Any]:
+        results: list[Any] = [None] * self.size
+        errors: list[BaseException | None] = [None] * self.size
+        self._barrier.reset()
+
+        def main(rank: int) -> None:
+            try:
+                with torch.autograd.set_multithreading_enabled(False):
+                    results[rank] = fn(rank)
+            except BaseException as error:  # noqa: BLE001: handed to the caller
+                errors[rank] = error
+                self._barrier.abort()  # nobody waits for a rank that left
+
+        threads = [threading.Thread(target=main, args=(rank,)) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        raised = [error for error in errors if error is not None]
+        for error in raised:
+            if not isinstance(error, PeerFailedError):
+                raise error
+        if raised:
+            raise raised[0]
+        return results
+
+    def exchange(self, rank: int, item: Any, take: Callable[[list[Any]], Any]) -> Any:
+        """Shows every rank's item to ``take``; items stay valid until all have taken."""
+        self._slots[rank] = item
+        try:
+            self._barrier.wait()
+            taken = take(self._slots)
+            self._barrier.wait()
+        except threading.BrokenBarrierError:
+            raise PeerFailedError("another rank failed, left, or never came") from None
+        return taken
+
+
+class ThreadMember:
+    """One rank of an :class:`InProcessGroup`."""
+
+    def __init__(self, group: InProcessGroup, rank: int):
+        self.group, self.rank, self.size = group, rank, group.size
+
+    def agree(self, error: Exception | None, digest: int, what: str) -> None:
+        states = self.group.exchange(self.rank, (error and packed(error), digest), list)
+        _raise_first([failure for failure, _ in states])
+        if len({digest for _, digest in states}) > 1:
+            _raise_disagreement(what)
+
+    def _share(self, item: tuple, take: Callable[[list[Any]], Any]) -> None:
+        def taken(items: list[Any]) -> None:
+            take(items)
+            if item[0].is_cuda:
+                torch.cuda.current_stream(item[0].device).synchronize()
+
+        if item[0].is_cuda:
+            torch.cuda.current_stream(item[0].device).synchronize()
+        self.group.exchange(self.rank, item, taken)
+
+    def all_to_all(self, send, send_bytes, receive, receive_bytes) -> None:
+        def take(items: list[Any]) -> None:
+            at = 0
+            for (block, sizes), size in zip(items, receive_bytes):
+                begin = sum(sizes[: self.rank])
+                receive[at : at + size].copy_(block[begin : begin + size])
+                at += size
+
+        self._share((send, send_bytes), take)
+
+    def all_gather(self, send, receive, receive_bytes) -> None:
+        def take(items: list[Any]) -> None:
+            at = 0
+            for (block,), size in zip(items, receive_bytes):
+                receive[at : at + size].copy_(block)
+                at += size
+
+        self._share((send,), take)
+
+
+def member_of(group, rank: int, world_size: int):
+    """The member that speaks for ``rank`` of ``group`` (None: one rank)."""
+    if group is None:
+        if world_size != 1:
+            raise InvalidArgumentError(
+                f"group: expected one of {world_size} ranks, as in the partition, got none"
+            )
+        member = Solo()
+    elif isinstance(group, InProcessGroup):
+        member = group.member(rank)
+    elif isinstance(group, dist.ProcessGroup):
+        member = TorchMember(group)
+    else:
+        raise InvalidArgumentError(
+            "group: expected a torch.distributed process group, an InProcessGroup or None, got "
+            f"{type(group).__name__}"
+        )
+    if member.size != world_size:
+        raise InvalidArgumentError(
+            f"group: expected {world_size} ranks, as in the partition, got {member.size}"
+        )
+    if member.rank != rank:
+        raise InvalidArgumentError(
+            f"rank: expected {member.rank}, as in the group, got {rank}"
+        )
+    return member

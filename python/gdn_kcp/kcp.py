@@ -1,0 +1,154 @@
+"""The operator over context-parallel ranks: autograd, and its explicit halves."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ._library import L2NORM, exchange_flags, ops
+from .autograd import Call, apply, autocast, run_backward, run_forward
+from .context import Context, RecomputeHandle, Workspace
+from .errors import InvalidArgumentError, UnsupportedError
+from .packed import row_of
+
+
+class Saved(NamedTuple):
+    """What an explicit forward keeps for its backward."""
+
+    block: torch.Tensor
+    key: tuple  # shapes and options that the backward must have too
+
+
+def _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph, save_mode="light") -> int:
+    if not isinstance(ctx, Context):
+        raise InvalidArgumentError(f"ctx: expected a gdn_kcp.Context, got {type(ctx).__name__}")
+    if deterministic not in (None, True, False):
+        raise InvalidArgumentError(
+            f"deterministic: expected None, True or False, got {deterministic!r}"
+        )
+    if save_mode not in ("light", "none"):
+        raise InvalidArgumentError(f"save_mode: expected 'light' or 'none', got {save_mode!r}")
+    if graph == "replay":
+        raise UnsupportedError(
+            f"graph: expected 'off' on {ctx.device}, got 'replay'; capture the call with "
+            "torch.cuda.graph instead"
+        )
+    if graph != "off":
+        raise InvalidArgumentError(f"graph: expected 'off' or 'replay', got {graph!r}")
+    return (L2NORM if use_qk_l2norm_in_kernel else 0) | exchange_flags(exchange)
+
+
+def _block(workspace) -> torch.Tensor | None:
+    if workspace is None:
+        return None
+    if not isinstance(workspace, Workspace):
+        raise InvalidArgumentError(
+            f"workspace: expected a gdn_kcp.Workspace, got {type(workspace).__name__}"
+        )
+    return workspace.block
+
+
+def chunk_gdn_kcp(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    ctx: Context,
+    *,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    deterministic: bool | None = None,
+    save_mode: str = "light",
+    exchange: str = "auto",
+    workspace: Workspace | None = None,
+    graph: str = "off",
+    recompute_handle: RecomputeHandle | None = None,
+) -> torch.Tensor:
+    """The gated delta rule over the ranks of a context; every rank calls it with its own rows.
+
+    Args:
+        q, k: ``[1, T, H, K]`` or ``[T, H, K]``, bf16, fp32 or fp64; T the rank's local tokens, in
+            the order of ``ctx.partition.token_indices(rank)``.
+        v: ``[.., T, HV, V]`` like q. g, beta: ``[.., T, HV]`` fp32, bf16 or fp64.
+        ctx: from :func:`build_context`.
+        scale: default ``K ** -0.5``.
+        use_qk_l2norm_in_kernel: q and k times ``rsqrt(sum of squares + 1e-6)`` inside.
+        deterministic: accepted; every path is deterministic.
+        save_mode: ``"light"`` keeps boundary states for the backward (:func:`saved_bytes`),
+            ``"none"`` keeps nothing and makes (and exchanges) them again.
+        exchange: ``"auto"`` (by bytes), ``"allgather"`` or ``"a2a"``; the same on every rank.
+        workspace: a :class:`Workspace` of :func:`workspace_bytes`, or None to allocate one.
+        graph: ``"off"``.
+        recompute_handle: see :class:`RecomputeHandle`.
+
+    Returns:
+        o like v.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError, WorkspaceTooSmallError: the same error on every rank,
+        before the first collective (on NCCL-only groups: on the rank it concerns).
+
+    Source: docs/architecture.md, src/driver/call.cc.
+    """
+    flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph, save_mode)
+    q, k, v = autocast(q.device.type, q, k, v)
+    partition = ctx.partition
+    if torch.compiler.is_compiling() and ctx.world_size == 1 and partition.layout != "explicit":
+        return ops.chunk(
+            q, k, v, g, beta, None, None, None, partition.cu_seqlens, scale, flags, False
+        )[0]
+    call = Call(ctx, None, scale, flags, False, _block(workspace), save_mode == "light")
+    call.handle = recompute_handle
+    return apply(call, q, k, v, g, beta, None, None, None)[0]
+
+
+def _key(q, v, scale, flags: int) -> tuple:
+    return (tuple(q.shape), tuple(v.shape), str(q.dtype), scale, flags)
+
+
+def chunk_gdn_kcp_forward(
+    q, k, v, g, beta, ctx: Context, *, scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False, deterministic: bool | None = None,
+    exchange: str = "auto", workspace: Workspace | None = None, graph: str = "off",
+    save_for_backward: bool = True,
+) -> tuple[torch.Tensor, Saved | None]:
+    """The forward half of :func:`chunk_gdn_kcp`, without autograd: o, and what its backward needs."""
+    flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph)
+    call = Call(ctx, None, scale, flags, False, _block(workspace), save_for_backward)
+    with torch.no_grad():
+        inputs = (q, k, v, g, beta, None, None, None)
+        o, _, saved = run_forward(call, inputs, save_for_backward)
+    return o, Saved(saved, _key(q, v, scale, flags)) if save_for_backward else None
+
+
+def chunk_gdn_kcp_backward(
+    q, k, v, g, beta, ctx: Context, do: torch.Tensor, *, saved: Saved | None = None,
+    scale: float | None = None, use_qk_l2norm_in_kernel: bool = False,
+    deterministic: bool | None = None, exchange: str = "auto",
+    workspace: Workspace | None = None, graph: str = "off",
+) -> tuple[torch.Tensor, ...]:
+    """dq, dk, dv, dg, dbeta of :func:`chunk_gdn_kcp`, without autograd.
+
+    ``saved=None`` makes the boundary states again, with their exchange. Where q, k, v are the
+    columns of one dense row, by pointers and strides, so are dq, dk, dv; otherwise they are three
+    contiguous tensors. ``do`` may have any strides. Options must be those of the forward.
+    """
+    flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph)
+    key = _key(q, v, scale, flags)
+    error = None
+    if saved is not None and saved.key != key:
+        error = InvalidArgumentError(
+            f"saved: expected the set of a forward with {key}, got one with {saved.key}"
+        )
+    if error is not None and ctx.world_size == 1:
+        raise error
+    if error is not None:
+        ctx.member.agree(error, 0, "backward")
+    call = Call(ctx, None, scale, flags, False, _block(workspace), saved is not None)
+    with torch.no_grad():
+        block = saved.block if saved is not None else None
+        packed = row_of(q, k, v) is not None
+        inputs = (q, k, v, g, beta, None, None, None)
+        return tuple(run_backward(call, inputs, do, None, block, packed)[:5])

@@ -1,0 +1,131 @@
+"""q, k, v as views of one projected row, without a concatenation in the backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .errors import InvalidArgumentError
+
+
+def _columns(row: torch.Tensor, first: int, heads: int, dim: int) -> torch.Tensor:
+    return row.narrow(-1, first, heads * dim).unflatten(-1, (heads, dim))
+
+
+def _row_strides(shape) -> list[int]:
+    """Strides of a dense tensor of this shape."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return strides[::-1]
+
+
+def row_of(q, k, v) -> torch.Tensor | None:
+    """The dense row that q, k, v are the columns of, in order; None if they are not."""
+    if q.dtype != k.dtype or q.dtype != v.dtype or q.numel() == 0 or v.numel() == 0:
+        return None
+    if k.shape != q.shape or v.shape[:-2] != q.shape[:-2] or v.shape[-1] != q.shape[-1]:
+        return None
+    columns = 2 * q.shape[-2] * q.shape[-1] + v.shape[-2] * v.shape[-1]
+    shape = (*q.shape[:-2], columns)
+    strides = _row_strides(shape)
+    wanted = (*strides[:-1], q.shape[-1], 1)
+    if any(_strides(t) != _dense_dims(t, wanted) for t in (q, k, v)):
+        return None
+    step = q.shape[-2] * q.shape[-1] * q.element_size()
+    at = q.data_ptr()
+    if k.data_ptr() != at + step or v.data_ptr() != at + 2 * step:
+        return None
+    storage = q.untyped_storage().data_ptr()
+    if k.untyped_storage().data_ptr() != storage or v.untyped_storage().data_ptr() != storage:
+        return None
+    return q.as_strided(shape, strides, q.storage_offset())
+
+
+def _strides(t: torch.Tensor) -> tuple:
+    """Its strides, 0 where the size is 1 and the stride means nothing."""
+    return tuple(0 if n == 1 else s for n, s in zip(t.shape, t.stride()))
+
+
+def _dense_dims(t: torch.Tensor, strides: tuple) -> tuple:
+    return tuple(0 if n == 1 else s for n, s in zip(t.shape, strides))
+
+
+class PackedViews(torch.autograd.Function):
+    """One node with three outputs; its gradient is the row that the three gradients are views of."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: torch.Tensor, heads_qk: int, heads_v: int, dim: int):
+        ctx.set_materialize_grads(False)
+        ctx.shape = qkv.shape
+        ctx.split = (heads_qk, heads_v, dim)
+        ctx.dtype, ctx.device = qkv.dtype, qkv.device
+        ctx.gdn_dense_row = qkv.is_contiguous()  # read by autograd.is_packed_row
+        qk = heads_qk * dim
+        return (
+            _columns(qkv, 0, heads_qk, dim),
+            _columns(qkv, qk, heads_qk, dim),
+            _columns(qkv, 2 * qk, heads_v, dim),
+        )
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dq, dk, dv):
+        if dq is not None and dk is not None and dv is not None:
+            row = row_of(dq, dk, dv)
+            if row is not None and row.shape == ctx.shape:
+                return row, None, None, None
+        heads_qk, heads_v, dim = ctx.split
+        row = torch.empty(ctx.shape, dtype=ctx.dtype, device=ctx.device)
+        first = 0
+        for gradient, heads in ((dq, heads_qk), (dk, heads_qk), (dv, heads_v)):
+            columns = _columns(row, first, heads, dim)
+            columns.zero_() if gradient is None else columns.copy_(gradient)
+            first += heads * dim
+        return row, None, None, None
+
+
+def packed_qkv_views(
+    qkv: torch.Tensor, *, H_qk: int, HV: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k, v as head views of one row: no copy, and no concatenation in the backward.
+
+    Args:
+        qkv: ``[.., T, (2 H_qk + HV) * D]`` with unit innermost stride, any dtype.
+        H_qk, HV: key and value heads; D follows from the row.
+
+    Returns:
+        q, k ``[.., T, H_qk, D]``, v ``[.., T, HV, D]``: the outputs of one autograd node. Given to
+        an operator of this package in this order, the gradients of q, k, v come back as views of
+        one row, which becomes the gradient of ``qkv`` as it is. Where a gradient is missing (zeros)
+        or was replaced by a hook, they are concatenated. Values are bitwise the same in every form.
+
+    Raises:
+        InvalidArgumentError: naming ``qkv``, ``H_qk`` or ``HV``. Autograd refuses an in-place change
+            of a view while ``qkv`` requires grad.
+
+    Source: packed.py.
+    """
+    for name, heads in (("H_qk", H_qk), ("HV", HV)):
+        if not isinstance(heads, int) or heads < 1:
+            raise InvalidArgumentError(f"{name}: expected an int of at least 1, got {heads!r}")
+    if HV % H_qk:
+        raise InvalidArgumentError(f"HV: expected a multiple of H_qk = {H_qk}, got {HV}")
+    heads = 2 * H_qk + HV
+    if qkv.dim() < 2 or qkv.shape[-1] % heads or qkv.shape[-1] == 0:
+        raise InvalidArgumentError(
+            f"qkv: expected [.., T, (2 H_qk + HV) * D = {heads} * D], got {list(qkv.shape)}"
+        )
+    if qkv.stride(-1) != 1:
+        raise InvalidArgumentError(f"qkv: expected stride(-1) 1, got {qkv.stride(-1)}")
+    dim = qkv.shape[-1] // heads
+    if torch.compiler.is_compiling():  # the compiler plans gradients itself
+        qk = H_qk * dim
+        return (
+            _columns(qkv, 0, H_qk, dim),
+            _columns(qkv, qk, H_qk, dim),
+            _columns(qkv, 2 * qk, HV, dim),
+        )
+    return PackedViews.apply(qkv, H_qk, HV, dim)

@@ -1,0 +1,39 @@
+// Depthwise causal convolution over packed documents, forward and backward, on the host: what
+// stands before the operator in a GDN layer. Fragments come with the rows before them, so that a
+// document cut over ranks is convolved as if it were whole.
+//   z[t, c] = bias[c] + sum_j weight[c, j] x[t - (W - 1) + j, c];  y = z or z * sigmoid(z)
+// Every sum runs in token order: results do not depend on threads or on a document's neighbours.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "gdn/status.h"
+#include "gdn/tensor.h"
+
+namespace gdn {
+
+inline constexpr int64_t kMaxConvWidth = 8;
+
+// T local rows, C channels, W taps, F fragments. x: bf16, fp32 or fp64, unit innermost stride.
+// Arithmetic is in fp32 (fp64 for fp64 x).
+struct ConvArgs {
+  TensorView x;                             // [T, C]
+  TensorView weight;                        // [C, W], any floating dtype, 1 <= W <= kMaxConvWidth
+  TensorView bias;                          // [C], may be absent (0)
+  TensorView prefix;                        // [F, W - 1, C] like x: rows before; absent: 0
+  std::span<const int64_t> fragment_begin;  // [F + 1] local rows; rows past the last are not read
+  bool silu = true;
+};
+
+struct ConvGradients {
+  TensorView dx;       // [T, C] like x; 0 past the last fragment
+  TensorView dweight;  // [C, W], sums over this rank's rows; absent: not wanted
+  TensorView dbias;    // [C], may be absent
+  TensorView dprefix;  // [F, W - 1, C], may be absent
+};
+
+Status causal_conv(const ConvArgs& args, const TensorView& y);
+Status causal_conv_backward(const ConvArgs& args, const TensorView& dy, const ConvGradients& out);
+
+}  // namespace gdn

@@ -1,0 +1,18 @@
+"""Runs against the installed package, or against build/py where it is not installed."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+if "GDN_KCP_LIBRARY" in os.environ:
+    sys.path.insert(0, str(ROOT / "python"))
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)

@@ -1,0 +1,69 @@
+"""The recurrence token by token in fp64 torch operations, inputs by recipe, and the error metric."""
+
+import torch
+
+
+def recurrence(q, k, v, g, beta, cu, *, scale=None, norm=False, h0=None, A_log=None, dt_bias=None,
+               sigmoid=False, neg=False):
+    """(o, final states) of [T, H, K] and [T, HV, V] rows; differentiable."""
+    q, k, v, g, beta = (t.double() for t in (q, k, v, g, beta))
+    if norm:
+        q = q * torch.rsqrt((q * q).sum(-1, keepdim=True) + 1e-6)
+        k = k * torch.rsqrt((k * k).sum(-1, keepdim=True) + 1e-6)
+    if A_log is not None:
+        bias = 0 if dt_bias is None else dt_bias.double()
+        g = -A_log.double().exp() * torch.nn.functional.softplus(g + bias)
+    if sigmoid:
+        beta = torch.sigmoid(beta) * (2 if neg else 1)
+    repeat = v.shape[1] // q.shape[1]
+    q, k = (t.repeat_interleave(repeat, 1) for t in (q, k))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    outs, states = [], []
+    for i in range(len(cu) - 1):
+        s = q.new_zeros(v.shape[1], q.shape[-1], v.shape[-1]) if h0 is None else h0[i].double()
+        for t in range(int(cu[i]), int(cu[i + 1])):
+            s = s * g[t].exp()[:, None, None]
+            u = beta[t][:, None] * (v[t] - torch.einsum("hkv,hk->hv", s, k[t]))
+            s = s + k[t][:, :, None] * u[:, None, :]
+            outs.append(scale * torch.einsum("hkv,hk->hv", s, q[t]))
+        states.append(s)
+    outs += [v.new_zeros(v.shape[1:])] * (v.shape[0] - int(cu[-1]))
+    o = torch.stack(outs) if outs else v.new_zeros(v.shape)
+    final = torch.stack(states) if states else None
+    return o, final
+
+
+def make(T, H, HV, K, V, *, dtype=torch.float64, gates=None, decay=1.0, device="cpu"):
+    """Leaves q, k, v, g, beta of [1, T, ..]; k has unit rows."""
+    gates = gates or (torch.float64 if dtype == torch.float64 else torch.float32)
+    rows = dict(dtype=torch.float64)
+    q = torch.randn(1, T, H, K, **rows)
+    k = torch.nn.functional.normalize(torch.randn(1, T, H, K, **rows), dim=-1)
+    v = torch.randn(1, T, HV, V, **rows)
+    g = decay * torch.nn.functional.logsigmoid(torch.randn(1, T, HV, **rows))
+    beta = torch.rand(1, T, HV, **rows)
+    leaves = [t.to(device, dtype) for t in (q, k, v)] + [t.to(device, gates) for t in (g, beta)]
+    return [t.requires_grad_() for t in leaves]
+
+
+def error(x, ref) -> float:
+    """||x - ref|| / ||ref||; inf where x is not finite."""
+    x, ref = x.detach().double(), ref.detach().double()
+    if not torch.isfinite(x).all():
+        return float("inf")
+    norm = ref.norm()
+    return float((x - ref).norm() / norm) if norm > 0 else float((x - ref).norm())
+
+
+def assert_close(name, x, ref, bar):
+    """Over the whole tensor, and for the heads one by one where it has them."""
+    assert x.shape == ref.shape, (name, x.shape, ref.shape)
+    worst = error(x, ref)
+    assert worst <= bar, f"{name}: relative error {worst:.2e} above {bar:.0e}"
+    if ref.dim() >= 3:
+        for h in range(ref.shape[-2]):
+            one = error(x[..., h, :], ref[..., h, :])
+            assert one <= 4 * bar, f"{name}, head {h}: relative error {one:.2e} above {4 * bar:.0e}"
+
+
+BARS = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 6e-3}
