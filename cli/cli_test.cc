@@ -1,0 +1,269 @@
+// The command as a user sees it: spawned, its exit status, output, errors and files examined.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "io/safetensors.h"
+
+namespace gdn {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+struct Outcome {
+  int code = -1;
+  std::string out, err;
+};
+
+class CliTest : public ::testing::Test {
+ protected:
+  CliTest() {
+    std::string name = (fs::temp_directory_path() / "gdn_cli_XXXXXX").string();
+    folder_ = ::mkdtemp(name.data());
+    ::unsetenv("GDN_BACKEND");
+  }
+  ~CliTest() override { fs::remove_all(folder_); }
+
+  // `gdn ARGS` in a shell, in the test's folder; `before` may set limits.
+  Outcome gdn(const std::string& args, const std::string& before = "") const {
+    const std::string errors =
+        (fs::temp_directory_path() / (folder_.filename().string() + ".err")).string();
+    const std::string line =
+        fmt::format("cd {} && {} {} {} 2>{}", folder_.string(), before, GDN_PROGRAM, args, errors);
+    Outcome outcome;
+    FILE* pipe = ::popen(line.c_str(), "r");
+    if (pipe == nullptr) return outcome;
+    std::array<char, 4096> block;
+    while (const size_t n = std::fread(block.data(), 1, block.size(), pipe)) {
+      outcome.out.append(block.data(), n);
+    }
+    const int status = ::pclose(pipe);
+    outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+    std::ifstream in(errors);
+    outcome.err.assign(std::istreambuf_iterator<char>(in), {});
+    fs::remove(errors);
+    return outcome;
+  }
+  Json json(const std::string& args) const {
+    const Outcome outcome = gdn(args + " --json");
+    EXPECT_EQ(outcome.code, 0) << args << ": " << outcome.err;
+    EXPECT_EQ(outcome.err, "") << "no progress where standard error is no terminal";
+    Json parsed = Json::parse(outcome.out, nullptr, false);
+    EXPECT_FALSE(parsed.is_discarded()) << outcome.out;
+    return parsed;
+  }
+  void expect_refusal(const std::string& args, const std::string& words) const {
+    const Outcome outcome = gdn(args);
+    EXPECT_EQ(outcome.code, 2) << args << "\n" << outcome.out << outcome.err;
+    EXPECT_NE(outcome.err.find(words), std::string::npos)
+        << args << "\n  expected: " << words << "\n  got: " << outcome.err;
+  }
+  std::vector<std::string> files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder_)) {
+      names.push_back(entry.path().filename().string());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  fs::path folder_;
+};
+
+const char* const kSmall = "--docs 130,0,1,70 --heads 1,2 --dim 16 --dtype fp32";
+
+TEST_F(CliTest, HelpAndVersion) {
+  EXPECT_EQ(gdn("--help").code, 0);
+  EXPECT_EQ(gdn("--version").code, 0);
+  for (const char* command : {"info", "plan", "make", "run", "check", "bench"}) {
+    const Outcome help = gdn(std::string(command) + " --help");
+    EXPECT_EQ(help.code, 0) << command;
+    EXPECT_NE(help.out.find("Usage: gdn " + std::string(command)), std::string::npos) << help.out;
+  }
+  expect_refusal("", "A subcommand is required");
+  expect_refusal("fly", "expected one of info, plan, make, run, check, bench, got 'fly'");
+}
+
+TEST_F(CliTest, Info) {
+  const Json info = json("info");
+  EXPECT_FALSE(info["version"].get<std::string>().empty());
+  EXPECT_GE(info["threads"].get<int>(), 1);
+  std::vector<std::string> names;
+  for (const Json& backend : info["backends"]) names.push_back(backend["name"]);
+  EXPECT_NE(std::find(names.begin(), names.end(), "reference"), names.end());
+  EXPECT_EQ(json("info --backend reference")["picked"], "reference");
+  expect_refusal("info --backend none", "got 'none'");
+  expect_refusal("info --heads 4,6", "expected HV to be a multiple of H, got H=4, HV=6");
+  expect_refusal("info --dtype fp8", "expected bf16, fp32 or fp64, got 'fp8'");
+  EXPECT_EQ(gdn("info > /dev/full").code, 2) << "a full disk under standard output";
+}
+
+TEST_F(CliTest, Plan) {
+  const Json plan = json("plan --docs 16,24 --ranks 2 --layout zigzag_per_document --rank 1");
+  EXPECT_EQ(plan["world_size"], 2);
+  EXPECT_EQ(plan["ranks"][0]["fragments"], Json::parse("[[0,0,4],[0,12,4],[1,0,6],[1,18,6]]"));
+  EXPECT_EQ(plan["ranks"][1]["fragments"], Json::parse("[[0,4,8],[1,6,12]]"));
+  EXPECT_TRUE(plan["ranks"][1].contains("segment_list"));
+  EXPECT_FALSE(plan["ranks"][0].contains("segment_list"));
+
+  const Json explicit_plan = json("plan --docs 10,20 --fragments 1:0:20//0:0:10");
+  EXPECT_EQ(explicit_plan["world_size"], 3);
+  EXPECT_EQ(explicit_plan["ranks"][1]["tokens"], 0);
+
+  ASSERT_EQ(gdn(fmt::format("make x.safetensors {}", kSmall)).code, 0);
+  EXPECT_EQ(json("plan --cu-from x.safetensors --ranks 3")["cu_seqlens"],
+            Json::parse("[0,130,130,131,201]"));
+  const Outcome drawn = gdn("plan --workload M --ranks 4 --layout zigzag --rank 2");
+  EXPECT_EQ(drawn.code, 0);
+  EXPECT_NE(drawn.out.find("rank 2 of 4"), std::string::npos) << drawn.out;
+
+  expect_refusal("plan", "--docs LENGTHS or --workload LETTER");
+  expect_refusal("plan --docs 5 --ranks 2 --rank 2", "--rank: expected 0 to 1, got 2");
+  expect_refusal("plan --docs 5 --layout spiral", "spiral");
+  expect_refusal("plan --docs 5 --tile 63", "63");
+  expect_refusal("plan --docs 5 --fragments 0:0",
+                 "expected doc:offset:length, got '0:0' on rank 0");
+  expect_refusal("plan --docs 5 --fragments 0:0:4", "document 0");
+  expect_refusal("plan --docs 5 --workload M", "excludes");
+  expect_refusal("plan --docs -5", "--docs");
+  expect_refusal("plan --cu-from none", "none: cannot open");
+}
+
+TEST_F(CliTest, MakeRunCheck) {
+  ASSERT_EQ(
+      gdn(fmt::format("make in.safetensors {} --initial-state --dfinal-state --seed 5", kSmall))
+          .code,
+      0);
+  ASSERT_EQ(gdn("run in.safetensors -o one.safetensors --tile 64").code, 0);
+  // Cuts at multiples of the tile: the same bits from other ranks and layouts.
+  const Outcome many = gdn(
+      "run in.safetensors -o many.safetensors --tile 64 --fragments 0:64:64,3:64:6/3:0:64,0:0:64/"
+      "0:128:2,2:0:1");
+  ASSERT_EQ(many.code, 0) << many.err;
+  const auto one = SafetensorsFile::open(path("one.safetensors"));
+  const auto other = SafetensorsFile::open(path("many.safetensors"));
+  ASSERT_TRUE(one) << one.status().message();
+  ASSERT_TRUE(other) << other.status().message();
+  for (const char* name : {"o", "final_state", "dq", "dk", "dv", "dg", "dbeta", "dinitial_state"}) {
+    const auto a = one->load(name), b = other->load(name);
+    ASSERT_TRUE(a) << a.status().message();
+    ASSERT_TRUE(b) << b.status().message();
+    ASSERT_EQ(a->buffer.bytes(), b->buffer.bytes());
+    EXPECT_EQ(0, std::memcmp(a->view.data, b->view.data, a->buffer.bytes())) << name;
+  }
+  EXPECT_EQ(one->header().metadata.at("ranks"), "1");
+  EXPECT_EQ(other->header().metadata.at("layout"), "explicit");
+
+  ASSERT_EQ(gdn("run in.safetensors -o f.safetensors --forward-only --no-final-state").code, 0);
+  const auto forward = SafetensorsFile::open(path("f.safetensors"));
+  ASSERT_TRUE(forward);
+  ASSERT_EQ(forward->header().entries.size(), 1u);
+  EXPECT_EQ(forward->header().entries[0].name, "o");
+
+  const Json check = json("check in.safetensors --ranks 3 --layout zigzag --against-one-rank");
+  EXPECT_EQ(check["passed"], true);
+  EXPECT_EQ(check["against_reference"].size(), 8u);
+  EXPECT_EQ(check["against_one_rank"].size(), 8u);
+  for (const Json& row : check["against_reference"]) {
+    EXPECT_LE(row["rel_rms"].get<double>(), 1e-5) << row;
+  }
+  const Outcome failed = gdn("check in.safetensors --bar 0");
+  EXPECT_EQ(failed.code, 1);
+  EXPECT_NE(failed.out.find("FAILED"), std::string::npos);
+}
+
+TEST_F(CliTest, OptionsTravelWithTheFile) {
+  ASSERT_EQ(
+      gdn(fmt::format("make in.safetensors {} --norm --gate-in-kernel --beta-sigmoid", kSmall))
+          .code,
+      0);
+  const Json check = json("check in.safetensors --ranks 2");
+  EXPECT_EQ(check["passed"], true);
+  EXPECT_NE(check["problem"].get<std::string>().find("norm inside, gate inside, sigmoid inside"),
+            std::string::npos);
+  const Outcome off = gdn("run in.safetensors -o o --no-gate-in-kernel");
+  EXPECT_EQ(off.code, 0) << off.err;
+  EXPECT_NE(off.err.find("ignored A_log, dt_bias"), std::string::npos) << off.err;
+}
+
+TEST_F(CliTest, CheckWithoutAFile) {
+  EXPECT_EQ(json("check --docs 65,3 --heads 2,2 --dim 16 --dtype fp64 --ranks 2 --norm "
+                 "--layout zigzag_per_document --exchange allgather")["passed"],
+            true);
+  EXPECT_EQ(json("check --workload N --shrink 60 --dim 16 --backend reference")["backend"],
+            "reference");
+  expect_refusal("check", "expected a file, --docs LENGTHS or --workload LETTER");
+  expect_refusal("check x --docs 3", "excludes");
+  expect_refusal("check --docs 3 --gates odd", "gates: expected one of model");
+  expect_refusal("check --docs 3 --backend odd", "got 'odd'");
+}
+
+TEST_F(CliTest, Text) {
+  std::ofstream(path("a.txt")) << "It was a dark night.\n\nIt was a stormy night.\n";
+  std::ofstream(path("b.txt")) << "It was a night.\n";
+  ASSERT_EQ(gdn("make t.safetensors --text a.txt b.txt --split --heads 1,2 --dim 16 --dtype fp32 "
+                "--model-dim 16")
+                .code,
+            0);
+  EXPECT_EQ(json("plan --cu-from t.safetensors")["cu_seqlens"], Json::parse("[0,20,43,59]"));
+  EXPECT_EQ(json("check t.safetensors --ranks 2")["passed"], true);
+  expect_refusal("make t.safetensors --text none.txt", "none.txt: cannot open");
+  expect_refusal("make t.safetensors --text a.txt --gates slow", "excludes");
+  expect_refusal("make t.safetensors --split --docs 4", "requires --text");
+}
+
+TEST_F(CliTest, Bench) {
+  const Json bench = json(fmt::format("bench {} -n 2", kSmall));
+  ASSERT_EQ(bench["figures"].size(), 2u);
+  EXPECT_EQ(bench["figures"][0]["seconds"].size(), 2u);
+  EXPECT_EQ(bench["chunk_heads"], 2 * (3 + 1 + 2));
+  EXPECT_GT(bench["figures"][1]["gflops"].get<double>(), 0);
+  EXPECT_EQ(json(fmt::format("bench {} -n 1 --forward-only", kSmall))["figures"].size(), 1u);
+  expect_refusal("bench --docs 0", "no tokens");
+}
+
+TEST_F(CliTest, BadInputLeavesNoOutput) {
+  ASSERT_EQ(gdn(fmt::format("make in.safetensors {}", kSmall)).code, 0);
+  std::ofstream(path("junk")) << "this is no tensor file, whatever its name says";
+  fs::copy_file(path("in.safetensors"), path("cut"));
+  fs::resize_file(path("cut"), fs::file_size(path("cut")) - 1);
+  const auto before = files();
+  expect_refusal("run junk -o out", "junk: not a safetensors file: header length");
+  expect_refusal("run cut -o out", "cut: the header describes");
+  expect_refusal("run none -o out", "none: cannot open");
+  expect_refusal("run in.safetensors -o out --gate-in-kernel", "tensor 'A_log': not in the file");
+  expect_refusal("run in.safetensors -o no/such/out", "no/such/out: cannot create");
+  expect_refusal("run in.safetensors -o .", "not a regular file");
+  expect_refusal("run in.safetensors", "--output is required");
+  expect_refusal("run in.safetensors -o out --fragments 0:0:1", "document 0");
+  expect_refusal("make out --docs 4 --beta odd", "beta: expected one of");
+  EXPECT_EQ(files(), before);
+}
+
+TEST_F(CliTest, FailedWriteLeavesNoOutput) {
+  ASSERT_EQ(gdn(fmt::format("make in.safetensors {}", kSmall)).code, 0);
+  const auto before = files();
+  const auto size = fs::file_size(path("in.safetensors"));
+  // No file may become longer than 20 blocks of at most 1024 bytes.
+  for (const char* args :
+       {"make big --docs 500", "run in.safetensors -o big", "make in.safetensors --docs 500"}) {
+    const Outcome outcome = gdn(args, "ulimit -f 20;");
+    EXPECT_EQ(outcome.code, 2) << args;
+    EXPECT_NE(outcome.err.find("cannot write: File too large"), std::string::npos) << outcome.err;
+    EXPECT_EQ(files(), before);
+  }
+  EXPECT_EQ(fs::file_size(path("in.safetensors")), size) << "the old file stays";
+}
+
+}  // namespace
+}  // namespace gdn

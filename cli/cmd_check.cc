@@ -1,0 +1,228 @@
+// gdn check: results over W ranks against the fp64 recurrence on the same rounded operands, and
+// against one rank; a row per tensor, exit status 1 where a bar is missed.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "check/accuracy.h"
+#include "command.h"
+#include "input.h"
+#include "progress.h"
+
+namespace gdn::cli {
+namespace {
+
+struct Output {
+  const char* name;
+  HostTensor BatchResult::*tensor;
+  int head_axis;
+  enum class Rows { kTokens, kDocuments, kNone } rows;  // what axis 0 counts, besides heads
+};
+constexpr Output kOutputs[] = {
+    {"o", &BatchResult::o, 1, Output::Rows::kTokens},
+    {"final_state", &BatchResult::final_state, 1, Output::Rows::kDocuments},
+    {"dq", &BatchResult::dq, 1, Output::Rows::kTokens},
+    {"dk", &BatchResult::dk, 1, Output::Rows::kTokens},
+    {"dv", &BatchResult::dv, 1, Output::Rows::kTokens},
+    {"dg", &BatchResult::dg, 1, Output::Rows::kTokens},
+    {"dbeta", &BatchResult::dbeta, 1, Output::Rows::kTokens},
+    {"dA_log", &BatchResult::dA_log, 0, Output::Rows::kNone},
+    {"ddt_bias", &BatchResult::ddt_bias, 0, Output::Rows::kNone},
+    {"dinitial_state", &BatchResult::dinitial_state, 1, Output::Rows::kDocuments},
+};
+
+struct Row {
+  std::string tensor;
+  Accuracy accuracy;
+  Bars bars;
+  bool passed = false;
+  bool bitwise = false;
+};
+
+bool same_bits(const HostTensor& a, const HostTensor& b) {
+  return a.buffer.bytes() == b.buffer.bytes() &&
+         (a.buffer.bytes() == 0 ||
+          std::memcmp(a.view.data, b.view.data, static_cast<size_t>(a.buffer.bytes())) == 0);
+}
+
+// bar: of each tensor by name.
+template <typename BarOf>
+std::vector<Row> compare_all(const BatchResult& result, const BatchResult& reference,
+                             const Batch& batch, const BarOf& bar) {
+  std::vector<int64_t> documents(batch.cu_seqlens.size());
+  for (size_t i = 0; i < documents.size(); ++i) documents[i] = static_cast<int64_t>(i);
+  std::vector<Row> rows;
+  for (const Output& output : kOutputs) {
+    const HostTensor& x = result.*output.tensor;
+    const HostTensor& ref = reference.*output.tensor;
+    if (!x.present() && !ref.present()) continue;
+    std::span<const int64_t> parts;
+    if (output.rows == Output::Rows::kTokens) parts = batch.cu_seqlens;
+    if (output.rows == Output::Rows::kDocuments) parts = documents;
+    Row row{output.name, compare(x.view, ref.view, output.head_axis, parts), bar(output.name),
+            false, same_bits(x, ref)};
+    row.passed = passes(row.accuracy, row.bars);
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+bool all_passed(const std::vector<Row>& rows) {
+  return std::all_of(rows.begin(), rows.end(), [](const Row& row) { return row.passed; });
+}
+
+std::string worst(int64_t index, double rms) {
+  return index < 0 ? "-" : fmt::format("{:.2e} (#{})", rms, index);
+}
+
+std::string text_of(const std::vector<Row>& rows, bool bitwise) {
+  std::vector<std::vector<std::string>> cells{{"tensor", "rel-RMS", "max error", "worst head",
+                                               "worst document", "bar", "max bar",
+                                               bitwise ? "bits" : "", ""}};
+  for (const Row& row : rows) {
+    const Accuracy& a = row.accuracy;
+    cells.push_back(
+        {row.tensor, fmt::format("{:.2e}", a.rel_rms), fmt::format("{:.2e}", a.max_error),
+         worst(a.worst_head, a.worst_head_rms), worst(a.worst_document, a.worst_document_rms),
+         fmt::format("{:.0e}", row.bars.rel_rms), fmt::format("{:.0e}", row.bars.max_error),
+         bitwise ? row.bitwise ? "equal" : "differ" : "",
+         !a.finite    ? "FAIL: not finite"
+         : row.passed ? "pass"
+                      : "FAIL"});
+  }
+  return format_table(cells);
+}
+
+Json json_of(const std::vector<Row>& rows) {
+  Json out = Json::array();
+  for (const Row& row : rows) {
+    const Accuracy& a = row.accuracy;
+    out.push_back({{"tensor", row.tensor},
+                   {"passed", row.passed},
+                   {"finite", a.finite},
+                   {"rel_rms", a.rel_rms},
+                   {"max_error", a.max_error},
+                   {"worst_head", a.worst_head},
+                   {"worst_head_rel_rms", a.worst_head_rms},
+                   {"worst_document", a.worst_document},
+                   {"worst_document_rel_rms", a.worst_document_rms},
+                   {"bar_rel_rms", row.bars.rel_rms},
+                   {"bar_max_error", row.bars.max_error},
+                   {"bitwise_equal", row.bitwise}});
+  }
+  return out;
+}
+
+// Is every cut a multiple of the chunk from its document's start? Then the chunk grid is the one of
+// a single rank.
+bool cuts_on_chunks(const Partition& partition) {
+  for (int rank = 0; rank < partition.world_size(); ++rank) {
+    for (const Fragment& fragment : partition.fragments(rank)) {
+      if (fragment.offset % kChunk != 0) return false;
+    }
+  }
+  return true;
+}
+
+class Check : public Command {
+ public:
+  CLI::App* add_to(CLI::App& app) override {
+    auto* sub = app.add_subcommand(
+        "check",
+        "Run a file or a recipe over ranks and compare with the fp64 recurrence, tensor by tensor; "
+        "exit status 1 if a bar is missed");
+    input_.add_to(*sub, true);
+    partition_.add_to(*sub);
+    engine_.add_to(*sub);
+    sub->add_option(
+           "--bar", bar_,
+           "rel-RMS that every tensor must keep, instead of its own bar against the reference")
+        ->check(CLI::NonNegativeNumber);
+    sub->add_flag("--against-one-rank", one_rank_,
+                  "also compare with one rank of the same backend");
+    sub->add_flag("--json", json_, "as JSON");
+    return sub;
+  }
+
+  Result<int> run() override {
+    RunOptions options;
+    GDN_RETURN_IF_ERROR(partition_.apply(options));
+    GDN_RETURN_IF_ERROR(engine_.apply(options));
+    const Result<Batch> batch = input_.load();
+    if (!batch) return batch.status();
+    const Result<Partition> partition = partition_.partition(batch->cu_seqlens);
+    if (!partition) return partition.status();
+
+    Progress progress("checking", one_rank_ ? 3 : 2);
+    const Result<BatchResult> result = run_batch(*batch, options);
+    if (!result) return result.status();
+    progress.advance();
+    RunOptions exact;
+    exact.context.backend = "reference";
+    const Result<BatchResult> reference = run_batch(widen(*batch), exact);
+    if (!reference) return reference.status();
+    progress.advance();
+    const DType operand = batch->problem.operand;
+    const std::vector<Row> rows = compare_all(*result, *reference, *batch, [&](const char* tensor) {
+      Bars bar = bars(operand, tensor);
+      bar.rel_rms = bar_.value_or(bar.rel_rms);
+      return bar;
+    });
+
+    std::vector<Row> one;
+    if (one_rank_) {
+      RunOptions single = options;
+      single.world_size = 1;
+      single.layout = Layout::kContiguous;
+      single.fragments.clear();
+      single.context.backend = result->backend;
+      const Result<BatchResult> alone = run_batch(*batch, single);
+      if (!alone) return alone.status();
+      one = compare_all(*result, *alone, *batch, [&](const char* tensor) {
+        Bars bar = bars(operand, tensor);
+        // Of each other, bf16: 1e-3 on the same chunk grid, 5e-3 where it moved (docs/accuracy.md).
+        if (operand == DType::kBFloat16) bar.rel_rms = cuts_on_chunks(*partition) ? 1e-3 : 5e-3;
+        return bar;
+      });
+    }
+    const bool passed = all_passed(rows) && all_passed(one);
+    if (json_) {
+      Json out{{"input", input_.name()},
+               {"problem", summary(*batch)},
+               {"backend", result->backend},
+               {"ranks", partition->world_size()},
+               {"layout", to_string(partition->layout())},
+               {"passed", passed},
+               {"against_reference", json_of(rows)}};
+      if (one_rank_) out["against_one_rank"] = json_of(one);
+      print_json(out);
+    } else {
+      print_line(fmt::format("{}: {}", input_.name(), summary(*batch)));
+      print_line(fmt::format("{} on {} rank{}, {}, against the fp64 reference:", result->backend,
+                             partition->world_size(), partition->world_size() == 1 ? "" : "s",
+                             to_string(partition->layout())));
+      print_line(text_of(rows, false));
+      if (one_rank_) {
+        print_line("against one rank of the same backend:");
+        print_line(text_of(one, true));
+      }
+      print_line(passed ? "passed" : "FAILED");
+    }
+    return passed ? kSuccess : kCheckFailed;
+  }
+
+ private:
+  Input input_;
+  PartitionOptions partition_;
+  EngineOptions engine_;
+  std::optional<double> bar_;
+  bool one_rank_ = false, json_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_check() { return std::make_unique<Check>(); }
+
+}  // namespace gdn::cli

@@ -1,0 +1,160 @@
+// gdn plan: who holds which tokens, and what one rank will compute and exchange.
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/thread_pool.h"
+#include "command.h"
+#include "gdn/plan.h"
+#include "io/batch_file.h"
+#include "options.h"
+
+namespace gdn::cli {
+namespace {
+
+int terminal_width() {
+  winsize size{};
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 100;
+  return std::clamp<int>(size.ws_col, 40, 200);
+}
+
+Json fragment_json(const Fragment& f) { return {f.doc, f.offset, f.length}; }
+
+Json rank_json(const Partition& partition, int rank, const Plan& plan) {
+  Json fragments = Json::array(), crossing = Json::array();
+  for (const Fragment& fragment : partition.fragments(rank)) {
+    fragments.push_back(fragment_json(fragment));
+  }
+  for (const Crossing& c : partition.crossing(rank)) {
+    crossing.push_back({{"fragment", c.fragment},
+                        {"predecessor_rank", c.predecessor_rank},
+                        {"successor_rank", c.successor_rank}});
+  }
+  const int64_t bytes = size_of(DType::kFloat32);
+  return {{"rank", rank},
+          {"tokens", partition.local_tokens(rank)},
+          {"fragments", fragments},
+          {"crossing", crossing},
+          {"segments", plan.segments.size()},
+          {"chunks", plan.num_chunks},
+          {"sent_bytes_forward", plan.sent_elements(false) * bytes},
+          {"sent_bytes_backward", plan.sent_elements(true) * bytes}};
+}
+
+Json segments_json(const Plan& plan) {
+  Json segments = Json::array();
+  for (const Segment& s : plan.segments) {
+    segments.push_back({{"doc", s.doc},
+                        {"fragment", s.fragment},
+                        {"row", s.row},
+                        {"length", s.length},
+                        {"entry_slot", s.entry_slot},
+                        {"exit_slot", s.exit_slot},
+                        {"map_slot", s.map_slot}});
+  }
+  return segments;
+}
+
+class PlanCommand : public Command {
+ public:
+  CLI::App* add_to(CLI::App& app) override {
+    auto* sub = app.add_subcommand(
+        "plan", "Draw who holds which tokens; with --rank, what that rank computes and exchanges");
+    documents_.add_to(*sub);
+    sub->add_option("--cu-from", cu_from_, "take cu_seqlens [N+1] of this safetensors file")
+        ->excludes("--docs")
+        ->excludes("--workload");
+    partition_.add_to(*sub);
+    sub->add_option("--rank", rank_, "describe the plan of this rank, 0 to W-1");
+    shape_.add_to(*sub, "the workload's, or 2,6");
+    sub->add_option("--workers", workers_,
+                    "SMs or threads that should have work [default: this machine's threads]")
+        ->check(CLI::PositiveNumber);
+    sub->add_option("--tile", tile_, "tokens, a multiple of 64 [default: 0, off]")
+        ->check(CLI::NonNegativeNumber);
+    sub->add_option("--exchange", exchange_, "auto, allgather or a2a [default: auto]");
+    sub->add_flag("--json", json_, "as JSON");
+    return sub;
+  }
+
+  Result<int> run() override {
+    BatchSpec spec;
+    std::vector<int64_t> cu{0};
+    if (cu_from_.empty()) {
+      Result<BatchSpec> made = documents_.spec();
+      if (!made) return made.status();
+      spec = std::move(*made);
+      for (int64_t length : spec.documents) cu.push_back(cu.back() + length);
+    } else {
+      spec.heads_qk = 2;
+      spec.heads_v = 6;
+      Result<std::vector<int64_t>> loaded = load_cu_seqlens(cu_from_);
+      if (!loaded) return loaded.status();
+      cu = std::move(*loaded);
+    }
+    GDN_RETURN_IF_ERROR(shape_.apply(spec.heads_qk, spec.heads_v, spec.dim_k, spec.dim_v));
+    const Result<Partition> partition = partition_.partition(cu);
+    if (!partition) return partition.status();
+    const Result<ExchangePolicy> policy = parse_exchange(exchange_);
+    if (!policy) return policy.status();
+    if (rank_ && (*rank_ < 0 || *rank_ >= partition->world_size())) {
+      return Status{ErrorCode::kInvalidArgument, fmt::format("--rank: expected 0 to {}, got {}",
+                                                             partition->world_size() - 1, *rank_)};
+    }
+    const PlanOptions options{.heads_v = spec.heads_v,
+                              .dim_k = spec.dim_k,
+                              .dim_v = spec.dim_v,
+                              .workers = workers_ > 0 ? workers_ : num_threads(),
+                              .tile = tile_,
+                              .exchange = *policy};
+    return json_ ? as_json(*partition, options) : as_text(*partition, options);
+  }
+
+ private:
+  Result<int> as_text(const Partition& partition, const PlanOptions& options) const {
+    // Bad options are said even where no rank is described.
+    const Result<Plan> plan = Plan::make(partition, rank_.value_or(0), options);
+    if (!plan) return plan.status();
+    print_line(draw(partition, terminal_width()));
+    if (rank_) print_line(describe(*plan));
+    return kSuccess;
+  }
+
+  Result<int> as_json(const Partition& partition, const PlanOptions& options) const {
+    Json ranks = Json::array();
+    Json out{{"world_size", partition.world_size()},
+             {"layout", to_string(partition.layout())},
+             {"cu_seqlens",
+              std::vector<int64_t>(partition.cu_seqlens().begin(), partition.cu_seqlens().end())},
+             {"heads_v", options.heads_v},
+             {"workers", options.workers},
+             {"tile", options.tile}};
+    for (int rank = 0; rank < partition.world_size(); ++rank) {
+      const Result<Plan> plan = Plan::make(partition, rank, options);
+      if (!plan) return plan.status();
+      ranks.push_back(rank_json(partition, rank, *plan));
+      if (rank_ == rank) ranks.back()["segment_list"] = segments_json(*plan);
+      out["exchange"] = to_string(plan->exchange);
+      out["exchange_reason"] = plan->exchange_reason;
+    }
+    out["ranks"] = std::move(ranks);
+    print_json(out);
+    return kSuccess;
+  }
+
+  DocumentOptions documents_;
+  PartitionOptions partition_;
+  ShapeOptions shape_;
+  std::string cu_from_, exchange_ = "auto";
+  std::optional<int> rank_;
+  int64_t workers_ = 0, tile_ = 0;
+  bool json_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_plan() { return std::make_unique<PlanCommand>(); }
+
+}  // namespace gdn::cli

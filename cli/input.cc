@@ -1,0 +1,71 @@
+#include "input.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "progress.h"
+
+namespace gdn::cli {
+
+void Input::add_to(CLI::App& app, bool with_recipe) {
+  with_recipe_ = with_recipe;
+  auto* file = app.add_option(
+      "input", path_,
+      "safetensors file with q, k [T, H, K], v [T, HV, V], g (natural-log decay), beta [T, HV], "
+      "cu_seqlens [N+1] (I32 or I64); optional do [T, HV, V], initial_state, dfinal_state "
+      "[N, HV, K, V] fp32, A_log, dt_bias [HV]. A batch dimension before T is taken too");
+  if (with_recipe) {
+    documents_.add_to(app);
+    recipe_.add_to(app);
+    for (const char* name :
+         {"--docs", "--workload", "--heads", "--dim", "--gate-dtype", "--gates", "--keys", "--beta",
+          "--initial-state", "--dfinal-state", "--slack", "--seed"}) {
+      file->excludes(name);
+    }
+  } else {
+    file->required();
+    app.add_option("--dtype", recipe_.dtype,
+                   "convert q, k, v, do to bf16, fp32 or fp64 first [default: as in the file]");
+    app.add_flag("--forward-only", recipe_.forward_only, "ignore do and dfinal_state");
+  }
+  operator_.add_to(app);
+}
+
+Result<Batch> Input::load() const {
+  if (path_.empty()) {
+    Result<BatchSpec> spec = documents_.spec();
+    if (!spec) {
+      return documents_.given() ? spec.status()
+                                : Status{ErrorCode::kInvalidArgument,
+                                         "expected a file, --docs LENGTHS or --workload LETTER"};
+    }
+    GDN_RETURN_IF_ERROR(recipe_.apply(operator_, *spec));
+    const Progress progress("making");
+    return make_batch(*spec);
+  }
+  LoadOptions options;
+  options.backward = !recipe_.forward_only;
+  operator_.apply(options);
+  if (!recipe_.dtype.empty()) {
+    const Result<DType> dtype = parse_dtype(recipe_.dtype);
+    if (!dtype) return dtype.status();
+    options.operand = *dtype;
+  }
+  const Progress progress("reading " + path_);
+  Result<LoadedBatch> loaded = load_batch(path_, options);
+  if (!loaded) return loaded.status();
+  if (!loaded->ignored.empty()) {
+    print_note(fmt::format("{}: ignored {}", path_, fmt::join(loaded->ignored, ", ")));
+  }
+  return std::move(loaded->batch);
+}
+
+std::string Input::name() const {
+  if (!path_.empty()) return path_;
+  if (documents_.letter.empty()) return fmt::format("docs {}", fmt::join(documents_.lengths, ","));
+  return documents_.shrink == 1
+             ? fmt::format("workload {}", documents_.letter)
+             : fmt::format("workload {} / {}", documents_.letter, documents_.shrink);
+}
+
+}  // namespace gdn::cli

@@ -1,0 +1,28 @@
+// Where a batch comes from, for the subcommands that take a file or a recipe.
+#pragma once
+
+#include <string>
+
+#include "command.h"
+#include "options.h"
+
+namespace gdn::cli {
+
+class Input {
+ public:
+  // with_recipe: also --docs, --workload and how operands are made; otherwise the file is required.
+  void add_to(CLI::App& app, bool with_recipe);
+  // Reads or makes it. Tensors of the file that nothing asked for are said on standard error.
+  Result<Batch> load() const;
+  // "x.safetensors", "workload M / 8" or "docs 3,4"
+  std::string name() const;
+
+ private:
+  std::string path_;
+  bool with_recipe_ = false;
+  DocumentOptions documents_;
+  RecipeOptions recipe_;
+  OperatorOptions operator_;
+};
+
+}  // namespace gdn::cli

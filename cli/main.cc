@@ -1,0 +1,67 @@
+// gdn: the gated delta rule on packed documents over ranks, from the shell.
+#include <csignal>
+#include <cstdio>
+#include <exception>
+
+#include "command.h"
+#include "gdn/gdn.h"
+
+namespace {
+
+using namespace gdn::cli;  // NOLINT: this file is the program
+
+int run(int argc, char** argv) {
+  CLI::App app{
+      "Gated DeltaNet on packed documents over ranks: plan, make data, run, check and time.\n"
+      "Exit status: 0 done, 1 a check failed, 2 bad use or input.",
+      "gdn"};
+  app.set_version_flag("--version", std::string("gdn ") + gdn::version());
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(36);
+
+  std::vector<std::unique_ptr<Command>> commands;
+  for (auto* make : {make_info, make_plan, make_make, make_run, make_check, make_bench}) {
+    commands.push_back(make());
+  }
+  std::vector<CLI::App*> entries;
+  for (const auto& command : commands) entries.push_back(command->add_to(app));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::string known;
+    bool found = false;
+    for (const CLI::App* entry : entries) {
+      known += (known.empty() ? "" : ", ") + entry->get_name();
+      found |= argc > 1 && entry->get_name() == argv[1];
+    }
+    if (argc > 1 && argv[1][0] != '-' && !found) {
+      print_note("expected one of " + known + ", got '" + argv[1] + "'");
+      return kBadUse;
+    }
+    return app.exit(error) == 0 ? kSuccess : kBadUse;
+  }
+  for (size_t i = 0; i < commands.size(); ++i) {
+    if (!entries[i]->parsed()) continue;
+    const gdn::Result<int> code = commands[i]->run();
+    if (code) return *code;
+    print_note(entries[i]->get_name() + ": " + code.status().message());
+  }
+  return kBadUse;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is a failed write, not the end of the program
+  int code = kBadUse;
+  try {
+    code = run(argc, argv);
+  } catch (const std::exception& error) {  // out of memory
+    print_note(error.what());
+  }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    print_note("cannot write to standard output");
+    return kBadUse;
+  }
+  return code;
+}
