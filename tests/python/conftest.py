@@ -13,6 +13,9 @@ if "GDN_KCP_LIBRARY" in os.environ:
     sys.path.insert(0, str(ROOT / "python"))
 
 
+torch.set_num_threads(1)  # small tensors: threads only cost
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)

@@ -17,13 +17,16 @@ def recurrence(q, k, v, g, beta, cu, *, scale=None, norm=False, h0=None, A_log=N
         beta = torch.sigmoid(beta) * (2 if neg else 1)
     repeat = v.shape[1] // q.shape[1]
     q, k = (t.repeat_interleave(repeat, 1) for t in (q, k))
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    dim_k = q.shape[-1]
+    scale = dim_k ** -0.5 if scale is None else scale
+    # Rows apart before the loop: indexing inside it would make T gradients of all T rows.
+    q, k, v_rows, decay, beta = (t.unbind(0) for t in (q, k, v, g.exp(), beta))
     outs, states = [], []
     for i in range(len(cu) - 1):
-        s = q.new_zeros(v.shape[1], q.shape[-1], v.shape[-1]) if h0 is None else h0[i].double()
+        s = v.new_zeros(v.shape[1], dim_k, v.shape[-1]) if h0 is None else h0[i].double()
         for t in range(int(cu[i]), int(cu[i + 1])):
-            s = s * g[t].exp()[:, None, None]
-            u = beta[t][:, None] * (v[t] - torch.einsum("hkv,hk->hv", s, k[t]))
+            s = s * decay[t][:, None, None]
+            u = beta[t][:, None] * (v_rows[t] - torch.einsum("hkv,hk->hv", s, k[t]))
             s = s + k[t][:, :, None] * u[:, None, :]
             outs.append(scale * torch.einsum("hkv,hk->hv", s, q[t]))
         states.append(s)

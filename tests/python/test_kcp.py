@@ -1,0 +1,248 @@
+"""Ranks against one rank: layouts, ragged tables, options, explicit halves, errors on all ranks."""
+
+import pickle
+
+import pytest
+import torch
+from ranks import LAYOUTS, local_rows, over_ranks
+from reference import assert_close, make
+
+import gdn_kcp
+
+CU = [0, 70, 70, 71, 200, 260]
+EXPLICIT_3 = [
+    [(3, 60, 69), (0, 0, 30)],
+    [],
+    [(0, 30, 40), (2, 0, 1), (4, 0, 60), (3, 0, 60)],
+]
+
+
+def one_rank(inputs, cu, do, **options):
+    inputs = [t.detach().requires_grad_() for t in inputs]
+    o, _ = gdn_kcp.chunk_gated_delta_rule(*inputs, cu_seqlens=torch.tensor(cu), **options)
+    return [o.detach(), *torch.autograd.grad(o, inputs, do)]
+
+
+def compare(got, want, bar):
+    for name, a, b in zip(("o", "dq", "dk", "dv", "dg", "dbeta"), got, want):
+        assert a.dtype == b.dtype
+        assert_close(name, a, b, bar)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("W", [1, 2, 3, 4, 5, 8])
+def test_layouts(layout, W):
+    inputs = make(CU[-1], 2, 4, 32, 16)
+    do = torch.randn(1, CU[-1], 4, 16, dtype=torch.float64)
+    partition = gdn_kcp.partition(CU, W, layout)
+    compare(over_ranks(partition, inputs, do), one_rank(inputs, CU, do), 1e-11)
+
+
+@pytest.mark.parametrize("exchange", ["auto", "allgather", "a2a"])
+@pytest.mark.parametrize("save_mode", ["light", "none"])
+def test_exchange_and_saving(exchange, save_mode):
+    inputs = make(CU[-1], 2, 4, 32, 16)
+    do = torch.randn(1, CU[-1], 4, 16, dtype=torch.float64)
+    partition = gdn_kcp.partition(CU, 3, "zigzag_per_document")
+    got = over_ranks(partition, inputs, do, exchange=exchange, save_mode=save_mode, scale=0.2,
+                     use_qk_l2norm_in_kernel=True)
+    compare(got, one_rank(inputs, CU, do, scale=0.2, use_qk_l2norm_in_kernel=True), 1e-11)
+
+
+def test_explicit_table_with_an_empty_rank():
+    inputs = make(CU[-1], 1, 2, 16, 16)
+    do = torch.randn(1, CU[-1], 2, 16, dtype=torch.float64)
+    partition = gdn_kcp.partition(CU, 3, "explicit", EXPLICIT_3)
+    compare(over_ranks(partition, inputs, do), one_rank(inputs, CU, do), 1e-11)
+
+
+def test_given_cut_points():
+    inputs = make(20, 1, 2, 16, 16)
+    do = torch.randn(1, 20, 2, 16, dtype=torch.float64)
+    cuts = [[0, 1, 1, 9, 12], [0, 0, 3, 3, 8]]
+    partition = gdn_kcp.partition([0, 12, 20], 2, "zigzag_per_document", cut_points=cuts)
+    assert [tuple(f) for f in partition.fragments(0)] == [(0, 0, 1), (0, 9, 3), (1, 3, 5)]
+    compare(over_ranks(partition, inputs, do), one_rank(inputs, [0, 12, 20], do), 1e-11)
+
+
+@pytest.mark.parametrize("dtype,bar", [(torch.float32, 1e-5), (torch.bfloat16, 6e-3)])
+def test_rounded_operands(dtype, bar):
+    inputs = make(CU[-1], 2, 4, 64, 64, dtype=dtype)
+    do = torch.randn(1, CU[-1], 4, 64).to(dtype)
+    partition = gdn_kcp.partition(CU, 2, "zigzag")
+    compare(over_ranks(partition, inputs, do), one_rank(inputs, CU, do), bar)
+
+
+def test_states_and_activations_over_ranks():
+    """cp_context of the drop-in: states by owner, gates and betas in the kernel."""
+    W, HV = 3, 4
+    inputs = make(CU[-1], 2, HV, 16, 32)
+    inputs[3] = torch.randn(1, CU[-1], HV, dtype=torch.float64).requires_grad_()
+    h0 = torch.randn(len(CU) - 1, HV, 16, 32, dtype=torch.float64)
+    A_log, dt_bias = torch.randn(2, HV, dtype=torch.float64)
+    do = torch.randn(1, CU[-1], HV, 32, dtype=torch.float64)
+    dfinal = torch.randn_like(h0)
+    options = dict(use_gate_in_kernel=True, output_final_state=True,
+                   use_beta_sigmoid_in_kernel=True)
+
+    def call(rows, h0, A_log, dt_bias, do, **more):
+        leaves = [t.detach().clone().requires_grad_() for t in (*rows, h0, A_log, dt_bias)]
+        o, final = gdn_kcp.chunk_gated_delta_rule(
+            *leaves[:5], initial_state=leaves[5], A_log=leaves[6], dt_bias=leaves[7], **options,
+            **more)
+        return (o.detach(), final.detach(), *torch.autograd.grad((o, final), leaves, (do, dfinal)))
+
+    whole = call(inputs, h0, A_log, dt_bias, do, cu_seqlens=torch.tensor(CU))
+    partition = gdn_kcp.partition(CU, W, "zigzag")
+    group = gdn_kcp.InProcessGroup(W, timeout=60)
+
+    def main(rank):
+        ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
+        rows = partition.token_indices(rank)
+        return call([t[:, rows] for t in inputs], h0, A_log, dt_bias, do[:, rows], cp_context=ctx)
+
+    parts = group.run(main)
+    for rank, part in enumerate(parts):
+        rows = partition.token_indices(rank)
+        for i in (0, 2, 3, 4, 5, 6):
+            assert_close(str(i), part[i], whole[i][:, rows], 1e-10)
+    for i in (1, 7, 8, 9):  # states of their owners, and partial sums
+        assert_close(str(i), sum(part[i] for part in parts), whole[i], 1e-10)
+
+
+def test_explicit_halves_and_byte_queries():
+    inputs = [t.detach() for t in make(CU[-1], 2, 4, 32, 32, dtype=torch.float32)]
+    do = torch.randn(1, CU[-1], 4, 32)
+    want = one_rank(inputs, CU, do)
+    partition = gdn_kcp.partition(CU, 2, "contiguous")
+    shape = dict(H_qk=2, HV=4, head_dim=32, dtype=torch.float32)
+
+    def halves(*a):
+        *local, ctx = a
+        local = [t.detach() for t in local]
+        rows = partition.token_indices(ctx.rank)
+        workspace = gdn_kcp.Workspace(
+            gdn_kcp.workspace_bytes(ctx, save_for_backward=False, **shape))
+        o, saved = gdn_kcp.chunk_gdn_kcp_forward(*local, ctx, workspace=workspace)
+        assert saved.block.numel() == gdn_kcp.saved_bytes(ctx, **shape)
+        sent = gdn_kcp.comm_bytes(ctx, **shape)
+        assert sent > 0 and sent >= gdn_kcp.comm_bytes(ctx, backward=False, **shape)
+        kept = gdn_kcp.chunk_gdn_kcp_backward(*local, ctx, do[:, rows], saved=saved)
+        again = gdn_kcp.chunk_gdn_kcp_backward(*local, ctx, do[:, rows], workspace=workspace)
+        assert all(torch.equal(x, y) for x, y in zip(kept, again))
+        none = gdn_kcp.chunk_gdn_kcp_forward(*local, ctx, save_for_backward=False)
+        assert none[1] is None and torch.equal(none[0], o)
+        with pytest.raises(gdn_kcp.WorkspaceTooSmallError, match="workspace: expected at least"):
+            gdn_kcp.chunk_gdn_kcp_forward(*local, ctx, workspace=gdn_kcp.Workspace(64))
+        with pytest.raises(gdn_kcp.InvalidArgumentError, match="saved: expected the set of"):
+            gdn_kcp.chunk_gdn_kcp_backward(*local, ctx, do[:, rows], saved=saved, scale=0.5)
+        return (o, *kept)
+
+    group = gdn_kcp.InProcessGroup(2, timeout=60)
+    results = group.run(lambda rank: halves(
+        *local_rows(partition, rank, inputs),
+        gdn_kcp.build_context(partition, group, rank, "cpu")))
+    for rank, got in enumerate(results):
+        rows = partition.token_indices(rank)
+        compare(got, [t[:, rows] for t in want], 1e-5)
+
+
+def test_an_error_on_one_rank_reaches_all():
+    partition = gdn_kcp.partition([0, 40], 2)
+    inputs = make(40, 1, 2, 16, 16)
+    group = gdn_kcp.InProcessGroup(2, timeout=60)
+
+    def main(rank):
+        ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
+        local = local_rows(partition, rank, inputs)
+        wrong = list(local)
+        if rank == 1:
+            wrong[1] = wrong[1][..., :8]
+        with pytest.raises(gdn_kcp.InvalidArgumentError) as first:
+            gdn_kcp.chunk_gdn_kcp(*wrong, ctx)
+        with pytest.raises(gdn_kcp.InvalidArgumentError, match="expected the same on every rank"):
+            gdn_kcp.chunk_gdn_kcp(*local, ctx, scale=1.0 + rank)
+        o = gdn_kcp.chunk_gdn_kcp(*local, ctx)  # the next correct call works
+        do = o.detach()
+        bad = do.float() if rank == 0 else do
+        with pytest.raises(gdn_kcp.InvalidArgumentError, match="rank 0: do: expected float64"):
+            gdn_kcp.chunk_gdn_kcp_backward(*[t.detach() for t in local], ctx, bad)
+        o.backward(do)
+        return str(first.value)
+
+    messages = group.run(main)
+    assert messages[0] == messages[1]
+    assert messages[0].startswith("rank 1: k: expected [20, 1, 16], got [20, 1, 8]")
+
+
+def test_a_rank_that_leaves_is_no_hang():
+    partition = gdn_kcp.partition([0, 40], 2)
+    group = gdn_kcp.InProcessGroup(2, timeout=60)
+
+    def main(rank):
+        ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
+        if rank == 1:
+            raise KeyError("gone")
+        gdn_kcp.chunk_gdn_kcp(*local_rows(partition, rank, make(40, 1, 1, 16, 16)), ctx)
+
+    with pytest.raises(KeyError):
+        group.run(main)
+
+
+def test_different_partitions_are_refused():
+    group = gdn_kcp.InProcessGroup(2, timeout=60)
+
+    def main(rank):
+        partition = gdn_kcp.partition([0, 40 + rank], 2)
+        with pytest.raises(gdn_kcp.InvalidArgumentError, match="partition: expected the same"):
+            gdn_kcp.build_context(partition, group, rank, "cpu")
+
+    group.run(main)
+
+
+def test_partition_is_what_the_contract_says():
+    p = gdn_kcp.partition(torch.tensor([0, 16, 40], dtype=torch.int32), 2, "zigzag_per_document")
+    want = [*range(0, 4), *range(12, 22), *range(34, 40)]
+    assert p.token_indices(0).tolist() == want
+    assert p.token_indices(1).tolist() == [*range(4, 12), *range(22, 34)]
+    assert p.local_cu_seqlens(1).tolist() == [0, 8, 20]
+    again = pickle.loads(pickle.dumps(p))
+    assert again.digest == p.digest and again.fragments(1) == p.fragments(1)
+    assert p.crossing(0)[0] == (0, -1, -1, 1, 0)
+    assert p.local_tokens(0) == 20 and "rank 1" in p.draw()
+
+
+@pytest.mark.parametrize("make_it,message", [
+    (lambda: gdn_kcp.partition([1, 2], 2), "cu_seqlens"),
+    (lambda: gdn_kcp.partition([0, 5, 3], 2), "cu_seqlens"),
+    (lambda: gdn_kcp.partition([0.0, 5.0], 2), "cu_seqlens_global: expected one dimension"),
+    (lambda: gdn_kcp.partition([0, 5], 0), "world_size"),
+    (lambda: gdn_kcp.partition([0, 5], 2, "diagonal"), "layout: expected one of"),
+    (lambda: gdn_kcp.partition([0, 5], 2, fragments=[[], []]), "fragments: expected with layout"),
+    (lambda: gdn_kcp.partition([0, 5], 2, "explicit", [[(0, 0, 5)]]), "fragments: expected 2"),
+    (lambda: gdn_kcp.partition([0, 5], 2, "explicit", [[(0, 0, 5)], [(0, 3, 1)]]), "fragment"),
+    (lambda: gdn_kcp.partition([0, 5], 2, "explicit", [[(0, 0, 2)], []]), "fragment"),
+    (lambda: gdn_kcp.partition([0, 5], 2, "zigzag_per_document", cut_points=[[0, 5]]),
+     r"cut_points\[0\]: expected 5"),
+    (lambda: gdn_kcp.partition([0, 5], 2).fragments(2), "rank: expected 0 to 1, got 2"),
+])
+def test_bad_partitions_name_the_argument(make_it, message):
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match=message):
+        make_it()
+
+
+def test_capacity_and_groups_are_checked():
+    p = gdn_kcp.partition([0, 40], 1)
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="max_tokens: expected at least 40"):
+        gdn_kcp.build_context(p, None, 0, "cpu", max_tokens=39)
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="max_fragments: expected at least 1"):
+        gdn_kcp.build_context(p, None, 0, "cpu", max_fragments=0)
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="group: expected one of 2 ranks"):
+        gdn_kcp.build_context(gdn_kcp.partition([0, 40], 2), None, 0, "cpu")
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="group: expected 1 ranks"):
+        gdn_kcp.build_context(p, gdn_kcp.InProcessGroup(2), 0, "cpu")
+    ctx = gdn_kcp.build_context(p, None, 0, "cpu", max_tokens=40, max_fragments=1)
+    with pytest.raises(gdn_kcp.UnsupportedError, match="graph: expected 'off' on cpu"):
+        gdn_kcp.chunk_gdn_kcp(*make(40, 1, 1, 16, 16), ctx, graph="replay")
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="at least 40 rows, as the partition"):
+        gdn_kcp.chunk_gdn_kcp(*make(39, 1, 1, 16, 16), ctx)
