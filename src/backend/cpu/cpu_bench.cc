@@ -40,8 +40,7 @@ struct Setup {
     spec.operand = operand;
     spec.options.qk_l2norm = true;
     batch = make_batch(spec).value();
-    const Partition partition =
-        Partition::make(batch.cu_seqlens, 1, Layout::kContiguous).value();
+    const Partition partition = Partition::make(batch.cu_seqlens, 1, Layout::kContiguous).value();
     const PlanOptions options{
         .heads_v = heads_v, .dim_k = dim, .dim_v = dim, .workers = cpu_backend().workers()};
     plan = Plan::make(partition, 0, options).value();
@@ -99,18 +98,19 @@ void stages(benchmark::State& state, DType operand, What what) {
   if (what == What::kRunBackward || what == What::kAll) {
     flops += backward_flops(setup.batch.problem, chunks);
   }
-  state.counters["FLOP/s"] = benchmark::Counter(flops, benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["FLOP/s"] =
+      benchmark::Counter(flops, benchmark::Counter::kIsIterationInvariantRate);
   const double tokens = double(state.range(0));
   state.counters["prepared_B/token"] = double(setup.prepared.bytes()) / tokens;
   state.counters["scratch_MiB"] = double(setup.scratch.bytes()) / double(1 << 20);
 }
 
 // tokens, key heads, value heads, head dim
-#define GDN_CPU_BENCH(name, operand, what)                                    \
-  BENCHMARK_CAPTURE(stages, name, operand, what)                              \
-      ->Args({4096, 16, 48, 128})                                             \
-      ->Args({4096, 16, 48, 64})                                              \
-      ->Unit(benchmark::kMillisecond)                                         \
+#define GDN_CPU_BENCH(name, operand, what)       \
+  BENCHMARK_CAPTURE(stages, name, operand, what) \
+      ->Args({4096, 16, 48, 128})                \
+      ->Args({4096, 16, 48, 64})                 \
+      ->Unit(benchmark::kMillisecond)            \
       ->UseRealTime()
 GDN_CPU_BENCH(fp32_prepare, DType::kFloat32, What::kPrepare);
 GDN_CPU_BENCH(fp32_run, DType::kFloat32, What::kRun);
