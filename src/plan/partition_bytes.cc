@@ -90,7 +90,7 @@ std::string check_partition_bytes(std::span<const uint8_t> data) {
   Bytes bytes(data);
   const auto partition = make_from(bytes);
   if (!partition) {
-    const std::string& message = partition.status().message();
+    const std::string message = partition.status().message();
     const bool named = partition.status().code() == ErrorCode::kInvalidArgument &&
                        message.find(": expected ") != std::string::npos &&
                        message.find(", got ") != std::string::npos;
