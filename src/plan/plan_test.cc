@@ -180,6 +180,27 @@ TEST(Plan, SentElementsAddUpToTheBytesOfTheReason) {
   }
 }
 
+TEST(Plan, FoldsCoverEveryHeadOnce) {
+  const auto p = Partition::make(Rows{0, 1000}, 5, Layout::kContiguous);
+  PlanOptions options = with(3, 1);  // fewer heads than ranks
+  options.exchange = ExchangePolicy::kAllToAll;
+  int head = 0;
+  for (int rank = 0; rank < 5; ++rank) {
+    const Plan plan = planned(*p, rank, options);
+    EXPECT_EQ(plan.forward.fold.head_begin, head);
+    EXPECT_EQ(plan.backward.fold.head_begin, head);
+    head = plan.forward.fold.head_end;
+    EXPECT_EQ(plan.forward.fold.empty(), plan.forward.fold.head_begin == head);
+    EXPECT_EQ(plan.forward.spread.head_begin, 0);
+    EXPECT_EQ(plan.forward.spread.head_end, 3);
+  }
+  EXPECT_EQ(head, 3);
+  options.exchange = ExchangePolicy::kAllGather;
+  const Plan gathered = planned(*p, 3, options);
+  EXPECT_EQ(gathered.forward.fold.head_begin, 0);
+  EXPECT_EQ(gathered.forward.fold.head_end, 3);
+}
+
 TEST(Plan, BytesDoNotGrowWithTheSequence) {
   const auto sent = [](int64_t length) {
     const auto p = Partition::make(Rows{0, length}, 8, Layout::kZigzag);
