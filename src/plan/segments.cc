@@ -61,8 +61,7 @@ std::string reason(const Plan& plan, int64_t fragments) {
   }
   if (segments > fragments) {
     return fmt::format(
-        "{} fragments cut in {} segments of {} chunks or more: {} workers, {} walks of one head "
-        "each",
+        "{} fragments cut in {} segments, each cut leaving {} chunks or more: {} workers, {} heads",
         fragments, segments, kMinChunks, o.workers, o.heads_v);
   }
   if (o.workers <= o.heads_v) {
