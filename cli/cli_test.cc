@@ -121,8 +121,9 @@ TEST_F(CliTest, Plan) {
   EXPECT_EQ(explicit_plan["ranks"][1]["tokens"], 0);
 
   ASSERT_EQ(gdn(fmt::format("make x.safetensors {}", kSmall)).code, 0);
-  EXPECT_EQ(json("plan --cu-from x.safetensors --ranks 3")["cu_seqlens"],
-            Json::parse("[0,130,130,131,201]"));
+  const Json from_file = json("plan --cu-from x.safetensors --ranks 3");
+  EXPECT_EQ(from_file["cu_seqlens"], Json::parse("[0,130,130,131,201]"));
+  EXPECT_EQ(from_file["heads_v"], 2);
   const Outcome drawn = gdn("plan --workload M --ranks 4 --layout zigzag --rank 2");
   EXPECT_EQ(drawn.code, 0);
   EXPECT_NE(drawn.out.find("rank 2 of 4"), std::string::npos) << drawn.out;
@@ -135,7 +136,9 @@ TEST_F(CliTest, Plan) {
                  "expected doc:offset:length, got '0:0' on rank 0");
   expect_refusal("plan --docs 5 --fragments 0:0:4", "document 0");
   expect_refusal("plan --docs 5 --workload M", "excludes");
-  expect_refusal("plan --docs -5", "--docs");
+  expect_refusal("plan --docs -5", "expected an integer of at least 0, got '-5'");
+  expect_refusal("plan --docs 5,x", "expected an integer of at least 0, got 'x'");
+  expect_refusal("plan --docs 5 --ranks 5000", "--ranks: expected at most 4096, got 5000");
   expect_refusal("plan --cu-from none", "none: cannot open");
 }
 
@@ -246,6 +249,7 @@ TEST_F(CliTest, BadInputLeavesNoOutput) {
   expect_refusal("run in.safetensors -o .", "not a regular file");
   expect_refusal("run in.safetensors", "--output is required");
   expect_refusal("run in.safetensors -o out --fragments 0:0:1", "document 0");
+  expect_refusal("make out --docs 9000000000000000000,9000000000000000000", "this machine has");
   expect_refusal("make out --docs 4 --beta odd", "beta: expected one of");
   EXPECT_EQ(files(), before);
 }

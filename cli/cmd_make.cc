@@ -26,11 +26,11 @@ class Make : public Command {
     sub->add_flag("--split", split_, "with --text: parts between blank lines are documents")
         ->needs(text);
     sub->add_option("--max-tokens", max_tokens_, "with --text: stop after so many tokens")
-        ->check(CLI::PositiveNumber)
+        ->check(at_least(1))
         ->needs(text);
     sub->add_option("--model-dim", model_dim_,
                     "with --text: width of the embedding of a byte [default: 256]")
-        ->check(CLI::PositiveNumber)
+        ->check(at_least(1))
         ->needs(text);
     recipe_.add_to(*sub);
     for (const char* name : {"--gates", "--keys", "--beta"}) text->excludes(name);

@@ -9,6 +9,7 @@
 #include "command.h"
 #include "gdn/plan.h"
 #include "io/batch_file.h"
+#include "io/safetensors.h"
 #include "options.h"
 
 namespace gdn::cli {
@@ -68,12 +69,12 @@ class PlanCommand : public Command {
         ->excludes("--workload");
     partition_.add_to(*sub);
     sub->add_option("--rank", rank_, "describe the plan of this rank, 0 to W-1");
-    shape_.add_to(*sub, "the workload's, or 2,6");
+    shape_.add_to(*sub, "the workload's or file's, or 2,6");
     sub->add_option("--workers", workers_,
                     "SMs or threads that should have work [default: this machine's threads]")
-        ->check(CLI::PositiveNumber);
+        ->check(at_least(1));
     sub->add_option("--tile", tile_, "tokens, a multiple of 64 [default: 0, off]")
-        ->check(CLI::NonNegativeNumber);
+        ->check(at_least(0));
     sub->add_option("--exchange", exchange_, "auto, allgather or a2a [default: auto]");
     sub->add_flag("--json", json_, "as JSON");
     return sub;
@@ -88,11 +89,10 @@ class PlanCommand : public Command {
       spec = std::move(*made);
       for (int64_t length : spec.documents) cu.push_back(cu.back() + length);
     } else {
-      spec.heads_qk = 2;
-      spec.heads_v = 6;
       Result<std::vector<int64_t>> loaded = load_cu_seqlens(cu_from_);
       if (!loaded) return loaded.status();
       cu = std::move(*loaded);
+      GDN_RETURN_IF_ERROR(shape_of_file(spec));
     }
     GDN_RETURN_IF_ERROR(shape_.apply(spec.heads_qk, spec.heads_v, spec.dim_k, spec.dim_v));
     const Result<Partition> partition = partition_.partition(cu);
@@ -113,6 +113,29 @@ class PlanCommand : public Command {
   }
 
  private:
+  // Heads and dims of q and v where the file has them: the last two axes of each.
+  Status shape_of_file(BatchSpec& spec) const {
+    spec.heads_qk = 2;
+    spec.heads_v = 6;
+    const Result<SafetensorsFile> file = SafetensorsFile::open(cu_from_);
+    if (!file) return file.status();
+    const auto take = [&](const char* name, int64_t& heads, int64_t& dim) {
+      const SafetensorsEntry* entry = file->find(name);
+      if (entry == nullptr || entry->shape.size() < 3) return;
+      heads = entry->shape[entry->shape.size() - 2];
+      dim = entry->shape.back();
+    };
+    take("q", spec.heads_qk, spec.dim_k);
+    take("v", spec.heads_v, spec.dim_v);
+    if (spec.heads_qk > 0 && spec.heads_v > 0 && spec.dim_k > 0 && spec.dim_v > 0) {
+      return Status::ok();
+    }
+    return {ErrorCode::kIo,
+            fmt::format("{}: expected heads and dims of at least 1 in q and v, got "
+                        "H={}, K={}, HV={}, V={}",
+                        cu_from_, spec.heads_qk, spec.dim_k, spec.heads_v, spec.dim_v)};
+  }
+
   Result<int> as_text(const Partition& partition, const PlanOptions& options) const {
     // Bad options are said even where no rank is described.
     const Result<Plan> plan = Plan::make(partition, rank_.value_or(0), options);

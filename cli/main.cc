@@ -2,6 +2,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <new>
 
 #include "command.h"
 #include "gdn/gdn.h"
@@ -56,7 +57,9 @@ int main(int argc, char** argv) {
   int code = kBadUse;
   try {
     code = run(argc, argv);
-  } catch (const std::exception& error) {  // out of memory
+  } catch (const std::bad_alloc&) {
+    print_note("out of memory");
+  } catch (const std::exception& error) {
     print_note(error.what());
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {

@@ -1,9 +1,9 @@
 #include "options.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <charconv>
-#include <numeric>
 
 namespace gdn::cli {
 namespace {
@@ -35,7 +35,36 @@ bool parse_number(const std::string& text, int64_t& value) {
   return error == std::errc() && stop == end;
 }
 
+// Refuses operands that cannot fit, before anything is allocated: counted in doubles, since the
+// byte count itself may not fit an integer.
+Status check_memory(const BatchSpec& spec) {
+  double tokens = static_cast<double>(spec.slack);
+  for (int64_t length : spec.documents) tokens += static_cast<double>(length);
+  const auto element = static_cast<double>(size_of(spec.operand));
+  const auto width = static_cast<double>(spec.heads_qk) * static_cast<double>(spec.dim_k) +
+                     static_cast<double>(spec.heads_v) * static_cast<double>(spec.dim_v);
+  const double needed = 2 * tokens * width * element;  // q, k and v, do
+  const double have =
+      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  if (needed <= have) return Status::ok();
+  return invalid(
+      fmt::format("operands of {:.0f} tokens need {:.1f} GiB, this machine has {:.1f}: "
+                  "take fewer tokens or heads, or --shrink",
+                  tokens, needed / (1 << 30), have / (1 << 30)));
+}
+
 }  // namespace
+
+CLI::Validator at_least(int64_t low) {
+  return CLI::Validator(
+      [low](std::string& text) {
+        int64_t value = 0;
+        return parse_number(text, value) && value >= low
+                   ? std::string()
+                   : fmt::format("expected an integer of at least {}, got '{}'", low, text);
+      },
+      fmt::format("INT >= {}", low));
+}
 
 Result<DType> parse_dtype(const std::string& name) {
   for (DType dtype : {DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
@@ -65,12 +94,12 @@ void ShapeOptions::add_to(CLI::App& app, const std::string& default_heads) {
                      default_heads + "]")
       ->delimiter(',')
       ->expected(1, 2)
-      ->check(CLI::PositiveNumber);
+      ->check(at_least(1));
   app.add_option("--dim", dim,
                  "K,V: head dims of q and k, of v; one number for both [default: 128]")
       ->delimiter(',')
       ->expected(1, 2)
-      ->check(CLI::PositiveNumber);
+      ->check(at_least(1));
 }
 
 Status ShapeOptions::apply(int64_t& heads_qk, int64_t& heads_v, int64_t& dim_k,
@@ -127,11 +156,11 @@ void DocumentOptions::add_to(CLI::App& app) {
   auto* workload_option = app.add_option(
       "--workload", letter, "documents and heads of a named workload, A to N (docs/workloads.md)");
   app.add_option("--shrink", shrink, "divide the workload's document lengths by this")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->needs(workload_option);
   app.add_option("--docs", lengths, "document lengths in tokens, e.g. 3000,4000,3240; 0 is legal")
       ->delimiter(',')
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->excludes(workload_option);
 }
 
@@ -163,7 +192,7 @@ void RecipeOptions::add_to(CLI::App& app) {
   app.add_flag("--dfinal-state", dfinal_state, "also a random dfinal_state [N, HV, K, V]");
   app.add_flag("--forward-only", forward_only, "no do, hence no backward");
   app.add_option("--slack", slack, "rows past the last document, filled with NaN")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   app.add_option("--seed", seed, "of all random numbers [default: 0]");
 }
 
@@ -185,14 +214,14 @@ Status RecipeOptions::apply(const OperatorOptions& op, BatchSpec& spec) const {
   spec.backward = !forward_only;
   spec.slack = slack;
   spec.seed = seed;
-  return Status::ok();
+  return check_memory(spec);
 }
 
 // ---- Partition ----------------------------------------------------------------------------------
 void PartitionOptions::add_to(CLI::App& app) {
   auto* ranks =
       app.add_option("--ranks", world_size, "W: how many ranks share the tokens [default: 1]")
-          ->check(CLI::Range(1, 4096));
+          ->check(at_least(1));
   auto* layout_option = app.add_option(
       "--layout", layout, "contiguous, zigzag or zigzag_per_document [default: contiguous]");
   app.add_option("--fragments", fragments,
@@ -203,6 +232,10 @@ void PartitionOptions::add_to(CLI::App& app) {
 }
 
 Status PartitionOptions::apply(RunOptions& run) const {
+  constexpr int kMostRanks = 4096;  // each is a thread of this process
+  if (world_size > kMostRanks) {
+    return invalid(fmt::format("--ranks: expected at most {}, got {}", kMostRanks, world_size));
+  }
   run.world_size = world_size;
   if (!fragments.empty()) {
     auto parsed = parse_fragments(fragments);
@@ -255,7 +288,7 @@ void EngineOptions::add_to(CLI::App& app) {
   app.add_option("--tile", tile,
                  "tokens, a multiple of 64: results independent of the number of ranks where cuts "
                  "are multiples of it [default: 0, off]")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   app.add_option("--exchange", exchange,
                  "auto, allgather or a2a: how boundary states travel [default: auto]");
   app.add_flag("--recompute", recompute, "save nothing for the backward; it recomputes");

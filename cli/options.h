@@ -12,6 +12,9 @@
 
 namespace gdn::cli {
 
+// Integers of at least `low`, refused in those words.
+CLI::Validator at_least(int64_t low);
+
 Result<DType> parse_dtype(const std::string& name);  // bf16, fp32, fp64
 const char* dtype_name(DType dtype);
 
