@@ -1,0 +1,115 @@
+// What the sm_90a kernels are given, by value. Pointers are device memory, strides are in elements and
+// 64-bit. T local rows, H key heads, HV value heads, G = HV / H, C chunks of 64 tokens, 128 = K = V.
+// A chunk record is what k_prepare leaves for the walks, per (chunk, value head):
+//   tile  bf16 [64][64]  W_ij = -e^{G_i-G_j} ((I + A B)^-1 A)_ij for i > j, else 0; A the strict lower part
+//                        of K K^T, B = diag(beta); stored as the swizzled image that wgmma.cuh describes
+//   gate  fp32 [2][64]   G, the inclusive sums of the log2 decays within the chunk; beta
+// and per (chunk, key head)
+//   norm  fp32 [2][64]   scale / |q|, 1 / |k| (scale, 1 without the L2 norm)
+// Rows past the chunk's end hold G of the last token, beta 0, and zeros in the tile.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace gdn::sm90 {
+
+inline constexpr int kDim = 128;
+inline constexpr int kChunkTokens = 64;
+
+struct Chunk {
+  int64_t row;      // first local row
+  int32_t tokens;   // 1..64
+  int32_t padding;
+};
+
+// A [T, HV] operand of gates: fp32 or bf16, any strides.
+struct GateView {
+  const void* data;
+  int64_t token_stride;
+  int64_t head_stride;
+  bool is_bf16;
+};
+
+struct PrepareParams {
+  const __nv_bfloat16* q;   // [T, H, 128], token stride q_stride; read only with l2norm
+  const __nv_bfloat16* k;   // [T, H, 128], token stride k_stride
+  int64_t q_stride;
+  int64_t k_stride;
+  GateView g;               // [T, HV] natural-log decay, or a with gate_in_kernel
+  GateView beta;            // [T, HV], or b with beta_sigmoid
+  const float* A_log;       // [HV], with gate_in_kernel
+  const float* dt_bias;     // [HV] or null
+  const Chunk* chunks;      // [C]
+  __nv_bfloat16* tiles;     // [C, HV, 64, 64]
+  float* gates;             // [C, HV, 2, 64]
+  float* norms;             // [C, H, 2, 64]
+  int64_t num_chunks;
+  int heads_k;
+  int heads_v;
+  float scale;
+  bool l2norm;
+  bool gate_in_kernel;
+  bool beta_sigmoid;
+  float beta_scale;         // 2 with allow_neg_eigval, else 1
+};
+
+// Where a walk's state comes from or goes to.
+enum class StateKind : int32_t {
+  kNone,      // enters: zero; leaves: dropped
+  kIdentity,  // enters only: the walk of a map, with v = 0
+  kDocument,  // initial_state or final_state row `index`
+  kSlot,      // boundary table slot `index`
+  kHandOver,  // another block of this launch, hand-over buffer `index`
+};
+
+// A run of chunks of one key head, walked by G blocks, one per value head of the group.
+struct WalkPiece {
+  int64_t row;           // first local row
+  int32_t first_chunk;   // its chunk record
+  int32_t chunks;        // > 0
+  int32_t tokens;        // of all its chunks; only the last chunk may be short
+  int32_t key_head;
+  StateKind enter;
+  int32_t enter_index;
+  StateKind leave;
+  int32_t leave_index;
+  int32_t padding[2];
+};
+static_assert(sizeof(WalkPiece) == 48);
+
+// [N, HV, K, V] states, any strides; null: absent.
+struct StateView {
+  float* data;
+  int64_t stride[4];
+};
+
+struct WalkParams {
+  CUtensorMap q;               // [T, H, 128] as tensor_map.h describes
+  CUtensorMap k;
+  CUtensorMap v;               // [T, HV, 128]
+  const __nv_bfloat16* tiles;  // [C, HV, 64, 64]
+  const float* gates;          // [C, HV, 2, 64]
+  const float* norms;          // [C, H, 2, 64]
+  __nv_bfloat16* o;            // [T, HV, 128], token stride o_stride
+  int64_t o_stride;
+  StateView initial_state;
+  StateView final_state;
+  const float* enter_table;    // [HV, slots, K, V]
+  float* leave_table;          // [HV, slots, K, V]; summaries: B, and M in map_table
+  float* map_table;            // [HV, slots, K, K]
+  int64_t enter_slots;
+  int64_t leave_slots;
+  int64_t map_slots;
+  float* hand_over;            // [hand-overs, G, 128 * 128] states in register order
+  int* flags;                  // [hand-overs, G, 2]: 0 between launches
+  const WalkPiece* pieces;     // in the order of their blocks
+  const int32_t* piece_begin;  // [blocks / G + 1]
+  int heads_k;
+  int heads_v;
+  int group;                   // G
+};
+
+}  // namespace gdn::sm90

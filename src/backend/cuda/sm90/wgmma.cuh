@@ -1,0 +1,96 @@
+// Warpgroup products m64nNk16, bf16 operands, fp32 accumulators: A in registers or shared memory, B in
+// shared memory. A shared operand is made of tiles of 64 rows x 64 bf16 (8,192 bytes, 1,024-byte
+// aligned, 128-byte swizzle): element (r, c) at byte r*128 + ((c/8) ^ (r%8))*16 + (c%8)*2.
+// `K-major` B is stored [n][k] (one k step of 16 = +32 bytes), `transposed` B is stored [k][n] (+2,048).
+// Accumulator i of a thread: row 16*warp + lane/4 + 8*((i/2)%2), column 8*(i/4) + 2*(lane%4) + i%2.
+#pragma once
+
+#include <cstdint>
+
+namespace gdn::sm90 {
+
+inline constexpr int kTileBytes = 64 * 64 * 2;
+
+// Descriptor of a 128-byte-swizzled operand. K-major: leading offset unused, 1,024 bytes between groups
+// of 8 rows. Transposed: `leading` bytes between tiles of 64 columns.
+__device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t leading = 16) {
+  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) |
+         (static_cast<uint64_t>(leading >> 4) << 16) | (static_cast<uint64_t>(1024 >> 4) << 32) |
+         (1ull << 62);
+}
+
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// Keeps the compiler from reading an accumulator before the wait that precedes this call.
+template <int kCount>
+__device__ __forceinline__ void settle(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+#define GDN_ACC8(d, o)                                                                          \
+  "+f"(d[o]), "+f"(d[o + 1]), "+f"(d[o + 2]), "+f"(d[o + 3]), "+f"(d[o + 4]), "+f"(d[o + 5]), \
+      "+f"(d[o + 6]), "+f"(d[o + 7])
+#define GDN_ACC32(d, o) GDN_ACC8(d, o), GDN_ACC8(d, o + 8), GDN_ACC8(d, o + 16), GDN_ACC8(d, o + 24)
+#define GDN_NAMES32                                                                         \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
+  "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define GDN_NAMES64                                                                             \
+  GDN_NAMES32                                                                                   \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, "   \
+  "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// d (+)= a b, N = 64; a: four registers of this thread's fragment. kTransB: B is stored [k][n].
+template <int kTransB>
+__device__ __forceinline__ void wgmma_rs(float (&d)[32], uint32_t a0, uint32_t a1, uint32_t a2,
+                                         uint32_t a3, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" GDN_NAMES32
+      "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38; }\n"
+      : GDN_ACC32(d, 0)
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int{accumulate}), "n"(kTransB));
+}
+
+// The same with N = 128.
+template <int kTransB>
+__device__ __forceinline__ void wgmma_rs(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2,
+                                         uint32_t a3, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" GDN_NAMES64
+      "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70; }\n"
+      : GDN_ACC32(d, 0), GDN_ACC32(d, 32)
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int{accumulate}), "n"(kTransB));
+}
+
+// d (+)= a b, N = 64, both in shared memory. kTransA: A is stored [k][m].
+template <int kTransA, int kTransB>
+__device__ __forceinline__ void wgmma_ss(float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" GDN_NAMES32
+      "}, %32, %33, p, 1, 1, %35, %36; }\n"
+      : GDN_ACC32(d, 0)
+      : "l"(a), "l"(b), "r"(int{accumulate}), "n"(kTransA), "n"(kTransB));
+}
+
+#undef GDN_ACC8
+#undef GDN_ACC32
+#undef GDN_NAMES32
+#undef GDN_NAMES64
+
+// Byte address of element (row, column) of a swizzled tile; column a multiple of 8.
+__device__ __forceinline__ uint32_t tile_address(uint32_t tile, int row, int column) {
+  return tile + row * 128 + (((column / 8) ^ (row % 8)) * 16);
+}
+
+}  // namespace gdn::sm90
