@@ -44,6 +44,7 @@ class Bench : public Command {
         "products of 64-token chunks (20 and 62 times 2*64^3 per chunk and head at K=V=128)");
     input_.add_to(*sub, true);
     engine_.add_to(*sub);
+    sub->option_defaults()->group("Options");
     sub->add_option("-n,--repetitions", repetitions_,
                     "timed calls of each kind, after one that is not counted; the median is shown "
                     "[default: 5]")

@@ -136,6 +136,7 @@ class Check : public Command {
     input_.add_to(*sub, true);
     partition_.add_to(*sub);
     engine_.add_to(*sub);
+    sub->option_defaults()->group("Options");
     sub->add_option(
            "--bar", bar_,
            "rel-RMS that every tensor must keep, instead of its own bar against the reference")

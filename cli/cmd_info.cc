@@ -14,10 +14,12 @@ class Info : public Command {
   CLI::App* add_to(CLI::App& app) override {
     auto* sub = app.add_subcommand(
         "info", "Version, threads, backends; which of them would take a problem, and why not");
+    sub->option_defaults()->group("Problem");
     shape_.add_to(*sub, "16,48");
     sub->add_option("--dtype", dtype_, "of q, k, v: bf16, fp32 or fp64 [default: bf16]");
     sub->add_option("--backend", backend_, "as if this one were forced");
     operator_.add_to(*sub);
+    sub->option_defaults()->group("Options");
     sub->add_flag("--json", json_, "as JSON");
     return sub;
   }

@@ -16,11 +16,14 @@ class Make : public Command {
     auto* sub = app.add_subcommand(
         "make",
         "Write operands: q, k [T, H, K], v, do [T, HV, V], g, beta [T, HV], cu_seqlens [N+1]");
-    sub->add_option("output", output_, "the safetensors file to write")->required();
+    sub->add_option("output", output_, "the safetensors file to write")
+        ->option_text("FILE")
+        ->required();
     documents_.add_to(*sub);
     auto* text = sub->add_option("--text", files_,
                                  "files whose bytes, one token each, go through a fixed random "
                                  "layer; each file is a document")
+                     ->option_text("FILE...")
                      ->excludes("--docs")
                      ->excludes("--workload");
     sub->add_flag("--split", split_, "with --text: parts between blank lines are documents")

@@ -65,9 +65,11 @@ class PlanCommand : public Command {
         "plan", "Draw who holds which tokens; with --rank, what that rank computes and exchanges");
     documents_.add_to(*sub);
     sub->add_option("--cu-from", cu_from_, "take cu_seqlens [N+1] of this safetensors file")
+        ->option_text("FILE")
         ->excludes("--docs")
         ->excludes("--workload");
     partition_.add_to(*sub);
+    sub->option_defaults()->group("Plan of one rank");
     sub->add_option("--rank", rank_, "describe the plan of this rank, 0 to W-1");
     shape_.add_to(*sub, "the workload's or file's, or 2,6");
     sub->add_option("--workers", workers_,
@@ -76,6 +78,7 @@ class PlanCommand : public Command {
     sub->add_option("--tile", tile_, "tokens, a multiple of 64 [default: 0, off]")
         ->check(at_least(0));
     sub->add_option("--exchange", exchange_, "auto, allgather or a2a [default: auto]");
+    sub->option_defaults()->group("Options");
     sub->add_flag("--json", json_, "as JSON");
     return sub;
   }

@@ -16,9 +16,11 @@ class Run : public Command {
         "run",
         "Compute o and final_state of a file; with do or dfinal_state in it also the gradients");
     input_.add_to(*sub, false);
+    sub->option_defaults()->group("Options");
     sub->add_option("-o,--output", output_,
                     "the safetensors file to write: o [T, HV, V], final_state [N, HV, K, V], and "
                     "dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dinitial_state where they apply")
+        ->option_text("FILE")
         ->required();
     sub->add_flag("--no-final-state", no_final_state_, "leave final_state out");
     partition_.add_to(*sub);

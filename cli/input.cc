@@ -14,6 +14,7 @@ void Input::add_to(CLI::App& app, bool with_recipe) {
       "safetensors file with q, k [T, H, K], v [T, HV, V], g (natural-log decay), beta [T, HV], "
       "cu_seqlens [N+1] (I32 or I64); optional do [T, HV, V], initial_state, dfinal_state "
       "[N, HV, K, V] fp32, A_log, dt_bias [HV]. A batch dimension before T is taken too");
+  file->option_text("FILE");
   if (with_recipe) {
     documents_.add_to(app);
     recipe_.add_to(app);
@@ -24,6 +25,7 @@ void Input::add_to(CLI::App& app, bool with_recipe) {
     }
   } else {
     file->required();
+    app.option_defaults()->group("Operands");
     app.add_option("--dtype", recipe_.dtype,
                    "convert q, k, v, do to bf16, fp32 or fp64 first [default: as in the file]");
     app.add_flag("--forward-only", recipe_.forward_only, "ignore do and dfinal_state");

@@ -6,6 +6,7 @@
 
 #include "command.h"
 #include "gdn/gdn.h"
+#include "help.h"
 
 namespace {
 
@@ -18,7 +19,7 @@ int run(int argc, char** argv) {
       "gdn"};
   app.set_version_flag("--version", std::string("gdn ") + gdn::version());
   app.require_subcommand(1);
-  app.get_formatter()->column_width(36);
+  app.formatter(std::make_shared<HelpFormatter>());  // before the subcommands, which inherit it
 
   std::vector<std::unique_ptr<Command>> commands;
   for (auto* make : {make_info, make_plan, make_make, make_run, make_check, make_bench}) {

@@ -89,16 +89,17 @@ const char* dtype_name(DType dtype) {
 // ---- Shape --------------------------------------------------------------------------------------
 void ShapeOptions::add_to(CLI::App& app, const std::string& default_heads) {
   app.add_option("--heads", heads,
-                 "H,HV: heads of q and k, heads of v (a multiple of H); one number for both "
+                 "of q and k; of v, a multiple of H; one number for both "
                  "[default: " +
                      default_heads + "]")
       ->delimiter(',')
       ->expected(1, 2)
+      ->option_text("H[,HV]")
       ->check(at_least(1));
-  app.add_option("--dim", dim,
-                 "K,V: head dims of q and k, of v; one number for both [default: 128]")
+  app.add_option("--dim", dim, "head dims of q and k; of v; one number for both [default: 128]")
       ->delimiter(',')
       ->expected(1, 2)
+      ->option_text("K[,V]")
       ->check(at_least(1));
 }
 
@@ -116,6 +117,7 @@ Status ShapeOptions::apply(int64_t& heads_qk, int64_t& heads_v, int64_t& dim_k,
 // ---- Operator -----------------------------------------------------------------------------------
 void OperatorOptions::add_to(CLI::App& app, bool with_scale) {
   app_ = &app;
+  app.option_defaults()->group("Inside the operator");
   app.add_flag("--norm,!--no-norm", norm_,
                "L2-normalise q and k inside: x / sqrt(sum x^2 + 1e-6) over each head");
   app.add_flag("--gate-in-kernel,!--no-gate-in-kernel", gate_,
@@ -153,6 +155,7 @@ void OperatorOptions::apply(LoadOptions& load) const {
 
 // ---- Documents ----------------------------------------------------------------------------------
 void DocumentOptions::add_to(CLI::App& app) {
+  app.option_defaults()->group("Documents");
   auto* workload_option = app.add_option(
       "--workload", letter, "documents and heads of a named workload, A to N (docs/workloads.md)");
   app.add_option("--shrink", shrink, "divide the workload's document lengths by this")
@@ -160,6 +163,7 @@ void DocumentOptions::add_to(CLI::App& app) {
       ->needs(workload_option);
   app.add_option("--docs", lengths, "document lengths in tokens, e.g. 3000,4000,3240; 0 is legal")
       ->delimiter(',')
+      ->option_text("N,...")
       ->check(at_least(0))
       ->excludes(workload_option);
 }
@@ -177,6 +181,7 @@ Result<BatchSpec> DocumentOptions::spec() const {
 
 // ---- Recipe -------------------------------------------------------------------------------------
 void RecipeOptions::add_to(CLI::App& app) {
+  app.option_defaults()->group("Operands");
   shape.add_to(app, "the workload's, or 2,6");
   app.add_option("--dtype", dtype, "of q, k, v: bf16, fp32 or fp64 [default: bf16]");
   app.add_option("--gate-dtype", gate_dtype,
@@ -219,14 +224,15 @@ Status RecipeOptions::apply(const OperatorOptions& op, BatchSpec& spec) const {
 
 // ---- Partition ----------------------------------------------------------------------------------
 void PartitionOptions::add_to(CLI::App& app) {
-  auto* ranks =
-      app.add_option("--ranks", world_size, "W: how many ranks share the tokens [default: 1]")
-          ->check(at_least(1));
+  app.option_defaults()->group("Ranks");
+  auto* ranks = app.add_option("--ranks", world_size, "W: how many share the tokens [default: 1]")
+                    ->check(at_least(1));
   auto* layout_option = app.add_option(
       "--layout", layout, "contiguous, zigzag or zigzag_per_document [default: contiguous]");
   app.add_option("--fragments", fragments,
                  "an explicit layout: doc:offset:length in tokens, fragments apart by ',', ranks "
                  "by '/', e.g. 0:0:64,1:0:10/0:64:36")
+      ->option_text("D:O:L,...")
       ->excludes(ranks)
       ->excludes(layout_option);
 }
@@ -283,6 +289,7 @@ Result<std::vector<std::vector<Fragment>>> parse_fragments(const std::string& te
 
 // ---- Engine -------------------------------------------------------------------------------------
 void EngineOptions::add_to(CLI::App& app) {
+  app.option_defaults()->group("Engine");
   app.add_option("--backend", backend,
                  "force one by name (gdn info lists them) [default: fastest]");
   app.add_option("--tile", tile,
