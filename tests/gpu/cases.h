@@ -1,0 +1,22 @@
+// The inputs that cuda-portable is tried on, each against the fp64 recurrence.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "device_batch.h"
+
+namespace gdn {
+
+struct GpuCase {
+  std::string name;
+  BatchSpec spec;
+  DeviceRun run;
+};
+
+// Small enough for the SIMT emulator: every kernel, every branch, few chunks.
+std::vector<GpuCase> small_cases();
+// The wide sweep, for a GPU; holds the small ones too.
+std::vector<GpuCase> all_cases();
+
+}  // namespace gdn

@@ -1,0 +1,75 @@
+// Runs CUDA kernels on the host, thread by thread: every CUDA thread is a fiber, warps are taken in
+// a random order, lanes meet at warp-wide instructions, and asynchronous copies arrive only when
+// they are waited for. What it finds: wrong index maps, missing waits and barriers, divergent warp
+// instructions, addresses outside shared memory. What it does not: races that need two lanes of a
+// warp out of step. x86-64 only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "gdn/status.h"
+
+namespace simt {
+
+// Device 0 is like sm_90, 1 like sm_86, 2 like sm_80, by the shared memory a block may have.
+inline constexpr int kDevices = 3;
+struct DeviceKind {
+  int compute_capability, shared_bytes;
+};
+inline constexpr DeviceKind kDeviceKinds[kDevices] = {
+    {90, 227 * 1024}, {86, 99 * 1024}, {80, 163 * 1024}};
+
+struct Machine {
+  int device = 0;  // the current one
+  int multiprocessors = 4;
+  uint64_t seed = 1;     // of the order of warps
+  int64_t launches = 0;  // so far
+};
+Machine& machine();
+
+// Runs `kernel` once per thread of every block.
+gdn::Status run(const char* name, const std::function<void()>& kernel, int64_t blocks, int threads,
+                int shared_bytes);
+
+struct Index {
+  unsigned x;
+};
+Index thread_index();
+Index block_index();
+int lane();
+void* shared_memory();
+int shared_size();
+
+void block_barrier();
+void warp_barrier();
+
+// All lanes of a warp meet: `execute` gets their 32 arguments once, then all go on. Lanes that meet
+// with different `operation`s are an error.
+void collective(const char* operation, void* argument, void (*execute)(void* const* arguments));
+
+template <typename T>
+T exchange(T value, int from) {
+  struct Argument {
+    T value, result;
+    int from;
+  } mine{value, T{}, from};
+  collective("shfl", &mine, [](void* const* all) {
+    for (int i = 0; i < 32; ++i) {
+      auto* to = static_cast<Argument*>(all[i]);
+      to->result = static_cast<const Argument*>(all[to->from])->value;
+    }
+  });
+  return mine.result;
+}
+unsigned ballot(bool predicate);
+
+// Asynchronous copies of the running thread.
+void copy_later(void* to, const void* from, int bytes, int zeros);
+void close_copies();
+void await_copies(int pending);
+
+[[noreturn]] void fail(const char* message);
+
+}  // namespace simt

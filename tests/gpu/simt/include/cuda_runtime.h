@@ -1,0 +1,102 @@
+// What the kernels and their host code use of CUDA, for a host compiler: keywords, indices, warp
+// functions through the SIMT emulator, and a runtime whose device memory is host memory.
+#pragma once
+
+#include <vector_types.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "simt/engine.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __launch_bounds__(...)
+#define threadIdx (::simt::thread_index())
+#define blockIdx (::simt::block_index())
+
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline double2 make_double2(double x, double y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+
+inline void __syncthreads() { simt::block_barrier(); }
+inline void __syncwarp() { simt::warp_barrier(); }
+
+template <typename T>
+T __shfl_sync(unsigned, T value, int lane) {
+  return simt::exchange(value, lane & 31);
+}
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int bits) {
+  return simt::exchange(value, simt::lane() ^ bits);
+}
+template <typename T>
+T __shfl_up_sync(unsigned, T value, int by) {
+  return simt::exchange(value, simt::lane() >= by ? simt::lane() - by : simt::lane());
+}
+template <typename T>
+T __shfl_down_sync(unsigned, T value, int by) {
+  return simt::exchange(value, simt::lane() + by < 32 ? simt::lane() + by : simt::lane());
+}
+inline unsigned __ballot_sync(unsigned, bool predicate) { return simt::ballot(predicate); }
+
+enum cudaError_t { cudaSuccess = 0 };
+using cudaStream_t = void*;
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDefault };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+
+struct cudaDeviceProp {
+  int major, minor, multiProcessorCount;
+  size_t sharedMemPerBlockOptin;
+  char name[64];
+};
+struct dim3 {
+  unsigned x;
+  explicit dim3(unsigned n) : x(n) {}
+};
+
+inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
+inline cudaError_t cudaGetDevice(int* index) {
+  return *index = simt::machine().device, cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int index) { return simt::machine().device = index, cudaSuccess; }
+inline cudaError_t cudaGetDeviceCount(int* count) { return *count = simt::kDevices, cudaSuccess; }
+inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
+  const simt::DeviceKind& kind = simt::kDeviceKinds[index];
+  *properties = {kind.compute_capability / 10, kind.compute_capability % 10,
+                 simt::machine().multiprocessors, static_cast<size_t>(kind.shared_bytes),
+                 "SIMT emulator"};
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                                   cudaStream_t = nullptr) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) {
+  return cudaSuccess;  // never reached: launch() calls simt::run
+}
+
+inline cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+  *pointer = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* pointer) { return std::free(pointer), cudaSuccess; }
+inline cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+  return std::memset(to, value, bytes), cudaSuccess;
+}
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  return std::memcpy(to, from, bytes), cudaSuccess;
+}
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
