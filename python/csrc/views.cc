@@ -56,10 +56,10 @@ void check(const gdn::Status& status) {
   if (!status) raise(status.code(), status.message());
 }
 
-gdn::Device device_of(const Tensor& tensor) {
+gdn::Device device_of(const Tensor& tensor, const char* name) {
   if (tensor.is_cpu()) return {};
   if (tensor.is_cuda()) return {gdn::Device::Kind::kCuda, tensor.get_device_index()};
-  raise(gdn::ErrorCode::kUnsupported, "device: expected a CPU or CUDA tensor");
+  raise(gdn::ErrorCode::kUnsupported, std::string(name) + ": expected a CPU or CUDA tensor");
 }
 
 gdn::DType dtype_of(const char* name, const Tensor& tensor) {
@@ -106,7 +106,7 @@ gdn::TensorView view_of(const char* name, const Tensor& tensor) {
   gdn::TensorView view;
   view.data = tensor.data_ptr();
   view.dtype = dtype_of(name, tensor);
-  view.device = device_of(tensor);
+  view.device = device_of(tensor, name);
   view.rank = d.rank;
   std::copy(d.size, d.size + d.rank, view.shape.begin());
   std::copy(d.stride, d.stride + d.rank, view.stride.begin());
@@ -138,7 +138,7 @@ gdn::TensorView rows_view(const char* name, const Tensor& tensor, int inner) {
   gdn::TensorView view;
   view.data = tensor.data_ptr();
   view.dtype = dtype_of(name, tensor);
-  view.device = device_of(tensor);
+  view.device = device_of(tensor, name);
   view.rank = inner + 1;
   view.shape[0] = batched ? d.size[0] * d.size[1] : d.size[0];
   view.stride[0] = batched ? d.stride[1] : d.stride[0];

@@ -24,7 +24,7 @@ T value_of(gdn::Result<T> result) {
   return std::move(*result);
 }
 
-gdn::Device device_of(const Tensor& tensor);
+gdn::Device device_of(const Tensor& tensor, const char* name = "device");
 gdn::DType dtype_of(const char* name, const Tensor& tensor);
 torch::headeronly::ScalarType scalar_type_of(gdn::DType dtype);
 

@@ -1,0 +1,119 @@
+"""causal_conv1d against torch's own convolution, its gradients, documents and ranks."""
+
+import pytest
+import torch
+from ranks import LAYOUTS, joined
+from torch.nn import functional as F
+
+import gdn_kcp
+
+CU = [0, 1, 3, 3, 40, 97]
+
+
+def reference(x, weight, bias, activation, cu):
+    """x [1, T, C]: one torch convolution per document."""
+    outs = []
+    for a, b in zip(cu[:-1], cu[1:]):
+        if a == b:
+            continue
+        rows = F.pad(x[0, a:b].T[None], (weight.shape[1] - 1, 0))
+        y = F.conv1d(rows, weight[:, None], bias, groups=x.shape[-1])[0].T
+        outs.append(F.silu(y) if activation else y)
+    outs.append(x.new_zeros(x.shape[1] - cu[-1], x.shape[-1]))
+    return torch.cat(outs)[None]
+
+
+def operands(T, C, W, bias=True, dtype=torch.float64):
+    x = torch.randn(1, T, C, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(C, W, dtype=torch.float64).to(dtype).requires_grad_()
+    b = torch.randn(C, dtype=torch.float64).to(dtype).requires_grad_() if bias else None
+    return x, weight, b
+
+
+@pytest.mark.parametrize("activation", ["silu", "swish", None])
+@pytest.mark.parametrize("W", [1, 2, 3, 4])
+@pytest.mark.parametrize("bias", [False, True])
+def test_documents(W, bias, activation):
+    x, weight, b = operands(100, 70, W, bias)
+    leaves = [t for t in (x, weight, b) if t is not None]
+    y = gdn_kcp.causal_conv1d(x, weight, b, activation, torch.tensor(CU))
+    want = reference(x, weight, b, activation, CU)
+    assert torch.allclose(y, want, rtol=1e-12, atol=1e-13)
+    dy = torch.randn_like(y)
+    got = torch.autograd.grad(y, leaves, dy)
+    for d, r in zip(got, torch.autograd.grad(want, leaves, dy)):
+        assert torch.allclose(d, r, rtol=1e-10, atol=1e-11)
+    assert (got[0][:, 97:] == 0).all()
+
+
+@pytest.mark.parametrize("dtype,bar", [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_rounded(dtype, bar):
+    x, weight, b = operands(97, 33, 4, dtype=dtype)
+    y = gdn_kcp.causal_conv1d(x, weight[:, None], b, "silu", torch.tensor(CU, dtype=torch.int32))
+    want = reference(x.double(), weight.double(), b.double(), "silu", CU)
+    assert y.dtype == dtype and (y - want).norm() / want.norm() < bar
+
+
+def test_dense_batches_and_gradcheck():
+    x, weight, b = operands(14, 3, 4)
+    dense = x.detach().reshape(2, 7, 3).requires_grad_()
+    y = gdn_kcp.causal_conv1d(dense, weight, b)
+    assert torch.equal(y.flatten(), gdn_kcp.causal_conv1d(
+        x, weight, b, cu_seqlens=torch.tensor([0, 7, 14])).flatten())
+    assert torch.autograd.gradcheck(lambda *a: gdn_kcp.causal_conv1d(*a), (dense, weight, b))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("W", [2, 4])
+def test_ranks(layout, ranks, W):
+    """Bitwise the one-rank outputs; gradients of rows to rounding, of parameters as sums."""
+    T = CU[-1]
+    x, weight, b = operands(T, 5, W)
+    dy = torch.randn(1, T, 5, dtype=torch.float64)
+    want = gdn_kcp.causal_conv1d(x, weight, b, "silu", torch.tensor(CU))
+    wanted = torch.autograd.grad(want, (x, weight, b), dy)
+    partition = gdn_kcp.partition(CU, ranks, layout)
+    group = gdn_kcp.InProcessGroup(ranks, timeout=60) if ranks > 1 else None
+
+    def main(rank):
+        ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
+        rows = partition.token_indices(rank)
+        leaves = [t.detach().clone().requires_grad_() for t in (x[:, rows], weight, b)]
+        y = gdn_kcp.causal_conv1d(*leaves, "silu", cp_context=ctx)
+        return (y.detach(), *torch.autograd.grad(y, leaves, dy[:, rows]))
+
+    parts = group.run(main) if group else [main(0)]
+    y, dx, dweight, dbias = zip(*parts)
+    assert torch.equal(joined(partition, y, T), want)
+    assert torch.allclose(joined(partition, dx, T), wanted[0], rtol=1e-12, atol=1e-13)
+    assert torch.allclose(sum(dweight), wanted[1], rtol=1e-11, atol=1e-12)
+    assert torch.allclose(sum(dbias), wanted[2], rtol=1e-11, atol=1e-12)
+
+
+def test_one_document_does_not_see_the_others():
+    x, weight, b = operands(97, 4, 4)
+    y = gdn_kcp.causal_conv1d(x, weight, b, "silu", torch.tensor(CU))
+    with torch.no_grad():
+        x[:, 40:] = float("nan")
+    again = gdn_kcp.causal_conv1d(x, weight, b, "silu", torch.tensor(CU))
+    assert torch.equal(y[:, :40], again[:, :40])
+
+
+def test_errors_name_the_argument_on_every_rank():
+    x, weight, b = operands(20, 4, 4)
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="activation: expected"):
+        gdn_kcp.causal_conv1d(x, weight, b, "relu")
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match=r"weight: expected \[4, W\]"):
+        gdn_kcp.causal_conv1d(x, weight[:3], b)
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="cu_seqlens: expected to start at 0"):
+        gdn_kcp.causal_conv1d(x, weight, b, "silu", torch.tensor([0, 21]))
+    partition = gdn_kcp.partition([0, 20], 2)
+    group = gdn_kcp.InProcessGroup(2, timeout=60)
+
+    def main(rank):
+        ctx = gdn_kcp.build_context(partition, group, rank, "cpu", 4 if rank else 3)
+        with pytest.raises(gdn_kcp.InvalidArgumentError, match="rank 0: weight: expected"):
+            gdn_kcp.causal_conv1d(x[:, :10], weight, b, cp_context=ctx)
+
+    group.run(main)
