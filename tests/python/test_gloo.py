@@ -1,0 +1,35 @@
+"""Processes over torch.distributed's gloo."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.mark.parametrize("W", [2, 3, 4])
+def test_processes(W):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    path = os.pathsep.join([str(HERE), *sys.path])
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(W),
+           "PYTHONPATH": path, "GDN_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    workers = [
+        subprocess.Popen([sys.executable, HERE / "gloo_worker.py"], env={**env, "RANK": str(rank)},
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(W)
+    ]
+    outputs = []
+    try:
+        for worker in workers:
+            outputs.append(worker.communicate(timeout=240)[0])
+    finally:
+        for worker in workers:
+            worker.kill()
+    for rank, (worker, text) in enumerate(zip(workers, outputs)):
+        assert worker.returncode == 0 and f"rank {rank} of {W}: passed" in text, text[-3000:]
