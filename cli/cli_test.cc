@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/safetensors.h"
+#include "io/temporary_folder.h"
 
 namespace gdn {
 namespace {
@@ -24,14 +25,9 @@ struct Outcome {
   std::string out, err;
 };
 
-class CliTest : public ::testing::Test {
+class CliTest : public TemporaryFolder {
  protected:
-  CliTest() {
-    std::string name = (fs::temp_directory_path() / "gdn_cli_XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-    ::unsetenv("GDN_BACKEND");
-  }
-  ~CliTest() override { fs::remove_all(folder_); }
+  CliTest() { ::unsetenv("GDN_BACKEND"); }
 
   // `gdn ARGS` in a shell, in the test's folder; `before` may set limits.
   Outcome gdn(const std::string& args, const std::string& before = "") const {
@@ -75,9 +71,6 @@ class CliTest : public ::testing::Test {
     std::sort(names.begin(), names.end());
     return names;
   }
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
-
-  fs::path folder_;
 };
 
 const char* const kSmall = "--docs 130,0,1,70 --heads 1,2 --dim 16 --dtype fp32";

@@ -4,30 +4,21 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 
 #include "base/element.h"
+#include "io/temporary_folder.h"
 
 namespace gdn::cli {
 namespace {
 
-namespace fs = std::filesystem;
-
-class TextBatchTest : public ::testing::Test {
+class TextBatchTest : public TemporaryFolder {
  protected:
-  TextBatchTest() {
-    std::string name = (fs::temp_directory_path() / "gdn_text_XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-  }
-  ~TextBatchTest() override { fs::remove_all(folder_); }
   std::string file(const std::string& name, const std::string& text) const {
-    std::ofstream(folder_ / name, std::ios::binary) << text;
-    return (folder_ / name).string();
+    std::ofstream(path(name), std::ios::binary) << text;
+    return path(name);
   }
-  fs::path folder_;
 };
 
 using Documents = std::vector<std::string>;

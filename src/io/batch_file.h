@@ -21,7 +21,7 @@ struct LoadOptions {
   std::optional<double> scale = {};
   std::optional<bool> qk_l2norm = {}, gate_in_kernel = {}, beta_sigmoid = {}, allow_neg_eigval = {};
   std::optional<DType> operand = {};  // convert q, k, v, do to it; g, beta, states follow
-  bool backward = true;          // false: ignore do and dfinal_state
+  bool backward = true;               // false: ignore do and dfinal_state
 };
 
 struct LoadedBatch {

@@ -4,26 +4,18 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 
 #include "base/element.h"
 #include "io/safetensors.h"
+#include "io/temporary_folder.h"
 
 namespace gdn {
 namespace {
 
-namespace fs = std::filesystem;
-
-class BatchFileTest : public ::testing::Test {
+class BatchFileTest : public TemporaryFolder {
  protected:
-  BatchFileTest() {
-    std::string name = (fs::temp_directory_path() / "gdn_batch_XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-  }
-  ~BatchFileTest() override { fs::remove_all(folder_); }
-  std::string path() const { return (folder_ / "x").string(); }
+  std::string path() const { return TemporaryFolder::path("x"); }
 
   // A file of zeros with the usual tensors, some of them replaced (by rank 0: left out).
   struct Shaped {
@@ -64,8 +56,6 @@ class BatchFileTest : public ::testing::Test {
     const auto loaded = load_batch(path(), options);
     return loaded ? "" : loaded.status().message();
   }
-
-  fs::path folder_;
 };
 
 void expect_same(const HostTensor& a, const HostTensor& b, const char* name) {

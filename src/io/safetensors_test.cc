@@ -13,25 +13,18 @@
 #include <fstream>
 
 #include "io/safetensors_property.h"
+#include "io/temporary_folder.h"
 
 namespace gdn {
 namespace {
 
 namespace fs = std::filesystem;
 
-class Folder : public ::testing::Test {
+class SafetensorsFileTest : public TemporaryFolder {
  protected:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "gdn_io_XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-  }
-  ~Folder() override { fs::remove_all(folder_); }
-
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
   int64_t files() const {
     return std::distance(fs::directory_iterator(folder_), fs::directory_iterator());
   }
-  fs::path folder_;
 };
 
 std::string file_bytes(const std::string& header, size_t data_bytes) {
@@ -58,8 +51,6 @@ HostTensor counted(DType dtype, int64_t rows, int64_t cols) {
   }
   return out;
 }
-
-using SafetensorsFileTest = Folder;
 
 TEST_F(SafetensorsFileTest, RoundTripOfEveryDtype) {
   std::vector<HostTensor> tensors;
