@@ -112,6 +112,7 @@ int64_t sum_of(const std::vector<int64_t>& values) {
 std::tuple<Tensor, Tensor, Tensor> call_advance(int64_t handle) {
   const auto pending = pendings().get(handle);
   if (!pending) raise(gdn::ErrorCode::kInternal, "call: expected one that is under way");
+  const auto guard = guard_for(pending->prepared->context.problem().device);
   const gdn::Status status = pending->call->advance(pending->message);
   const gdn::Message& message = pending->message;
   if (!status || message.kind == gdn::Message::Kind::kNone) pendings().take(handle);

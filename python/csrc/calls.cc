@@ -108,6 +108,12 @@ std::vector<Tensor> kept_inputs(const Inputs& in) {
 
 }  // namespace
 
+std::optional<torch::stable::accelerator::DeviceGuard> guard_for(gdn::Device device) {
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (device.kind == gdn::Device::Kind::kCuda) guard.emplace(device.index);
+  return guard;
+}
+
 gdn::Problem problem_of(const Inputs& in) {
   const gdn::TensorView q = rows_view("q", in.q, 2);
   const gdn::TensorView v = rows_view("v", in.v, 2);
@@ -148,6 +154,7 @@ std::shared_ptr<Session> session_for(int64_t session, const MaybeTensor& cu_seql
 Forward start_forward(Session& session, const Inputs& in, const MaybeTensor& workspace,
                       const MaybeTensor& again, bool save, bool want_final) {
   const gdn::Problem problem = problem_of(in);
+  const auto guard = guard_for(problem.device);
   const bool v_first = in.flags & kStateVFirst;
   auto pending = std::make_shared<Pending>();
   pending->prepared = session.prepare(problem, exchange_of(in.flags));
@@ -196,6 +203,7 @@ Gradients start_backward(Session& session, const Inputs& in, const MaybeTensor& 
                          const MaybeTensor& dfinal_state, const MaybeTensor& saved,
                          const MaybeTensor& workspace, bool packed) {
   const gdn::Problem problem = problem_of(in);
+  const auto guard = guard_for(problem.device);
   const bool v_first = in.flags & kStateVFirst;
   auto pending = std::make_shared<Pending>();
   pending->prepared = session.prepare(problem, exchange_of(in.flags));
@@ -261,6 +269,7 @@ Gradients start_backward(Session& session, const Inputs& in, const MaybeTensor& 
 }
 
 void finish(Pending& pending) {
+  const auto guard = guard_for(pending.prepared->context.problem().device);
   check(pending.call->advance(pending.message));
   if (pending.message.kind != gdn::Message::Kind::kNone) {
     raise(ErrorCode::kInvalidArgument,
