@@ -1,6 +1,7 @@
-// Study of the sm_90a forward: k_prepare and k_walk against the fp64 recurrence on many packings, then times with a
-// cold L2. Prints per case the rel-RMS of o (all, worst document and head, worst chunk), of the final states, and of the
-// chunk records of a few chunks; last a table of times. Usage: forward [check] [case=N] [time] [walk] [prof]
+// Study of the sm_90a forward: k_prepare and k_walk against the fp64 recurrence on many packings,
+// then times with a cold L2. Prints per case the rel-RMS of o (all, worst document and head, worst
+// chunk), of the final states, and of the chunk records of a few chunks; last a table of times.
+// Usage: forward [check] [case=N] [time] [walk] [prof]
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -43,8 +44,8 @@ struct Case {
   lab::Gate gate = lab::kModel;
   bool norm = false, packed = false, init = false;
   float pull = 0, size = 1;
-  int lanes = 0;      // 0: 132 / group
-  int segments = 1;   // > 1: each document is cut in so many segments, entered from folded summaries
+  int lanes = 0;     // 0: 132 / group
+  int segments = 1;  // > 1: each document is cut in so many segments, entered from folded summaries
 };
 
 void must(const gdn::Status& status) {
@@ -84,16 +85,33 @@ struct Run {
   }
   static constexpr int64_t kSlack = 70;
   explicit Run(const Case& cc)
-      : c(cc), G(c.HV / c.H), N(c.docs.size()), T(total(c)), rows(T + kSlack),
-        qkv(c.packed ? rows * (2 * c.H + c.HV) * 128 : 0), q(c.packed ? 0 : rows * c.H * 128),
-        k(c.packed ? 0 : rows * c.H * 128), v(c.packed ? 0 : rows * c.HV * 128), o(rows * c.HV * 128),
-        g(rows * c.HV), beta(rows * c.HV), init(c.init ? int64_t{N} * c.HV * 16384 : 0),
+      : c(cc),
+        G(c.HV / c.H),
+        N(c.docs.size()),
+        T(total(c)),
+        rows(T + kSlack),
+        qkv(c.packed ? rows * (2 * c.H + c.HV) * 128 : 0),
+        q(c.packed ? 0 : rows * c.H * 128),
+        k(c.packed ? 0 : rows * c.H * 128),
+        v(c.packed ? 0 : rows * c.HV * 128),
+        o(rows * c.HV * 128),
+        g(rows * c.HV),
+        beta(rows * c.HV),
+        init(c.init ? int64_t{N} * c.HV * 16384 : 0),
         final_state(int64_t{N} * c.HV * 16384),
-        tiles(count_chunks(c) * c.HV * 4096), gates(count_chunks(c) * c.HV * 128), norms(count_chunks(c) * c.H * 128),
-        hand_over(256ll * G * 16384), enter(c.segments > 1 ? slots(c) * c.HV * 16384 : 0),
-        leave(c.segments > 1 ? slots(c) * c.HV * 16384 : 0), map(c.segments > 1 ? slots(c) * c.HV * 16384 : 0),
-        flags(256 * G * 2, 0), chunk_rows(make_chunks()), pieces(make_pieces(false)), summary_pieces(make_pieces(true)),
-        begin(schedule_begin(false)), summary_begin(schedule_begin(true)) {
+        tiles(count_chunks(c) * c.HV * kRecordElements),
+        gates(count_chunks(c) * c.HV * 128),
+        norms(count_chunks(c) * c.H * 128),
+        hand_over(256ll * G * 16384),
+        enter(c.segments > 1 ? slots(c) * c.HV * 16384 : 0),
+        leave(c.segments > 1 ? slots(c) * c.HV * 16384 : 0),
+        map(c.segments > 1 ? slots(c) * c.HV * 16384 : 0),
+        flags(256 * G * 2, 0),
+        chunk_rows(make_chunks()),
+        pieces(make_pieces(false)),
+        summary_pieces(make_pieces(true)),
+        begin(schedule_begin(false)),
+        summary_begin(schedule_begin(true)) {
     stride_q = stride_k = c.H * 128, stride_v = c.HV * 128;
     pq = q.data, pk = k.data, pv = v.data;
     if (c.packed) {
@@ -107,7 +125,8 @@ struct Run {
     lab::make_gates<<<grid(T * c.HV, 256), 256>>>(g.data, beta.data, T, c.HV, c.gate);
     if (c.init) {
       std::vector<float> host(init.count);
-      for (size_t i = 0; i < host.size(); ++i) host[i] = 0.2f * (((i * 2654435761u) >> 7) % 2001 / 1000.0f - 1);
+      for (size_t i = 0; i < host.size(); ++i)
+        host[i] = 0.2f * (((i * 2654435761u) >> 7) % 2001 / 1000.0f - 1);
       CHECK(cudaMemcpy(init.data, host.data(), host.size() * 4, cudaMemcpyHostToDevice));
     }
     CHECK(cudaGetLastError());
@@ -123,7 +142,8 @@ struct Run {
   std::vector<Chunk> make_chunks() {
     std::vector<Chunk> table;
     for (int d = 0; d < N; ++d) {
-      const int64_t n = c.docs[d], first = table.size(), count = (n + 63) / 64, step = (count + c.segments - 1) / c.segments;
+      const int64_t n = c.docs[d], first = table.size(), count = (n + 63) / 64,
+                    step = (count + c.segments - 1) / c.segments;
       for (int64_t x = 0; x < count; ++x) {
         table.push_back({cu[d] + x * 64, int(std::min<int64_t>(64, n - x * 64)), 0});
         chunk_doc.push_back(d);
@@ -132,9 +152,12 @@ struct Run {
         const int64_t b = s * step, e = std::min(count, b + step);
         if (b >= e) continue;
         Chain chain;
-        chain.row = cu[d] + b * 64, chain.first_chunk = first + b, chain.tokens = std::min(n, e * 64) - b * 64;
-        if (s > 0) chain.enter = StateKind::kSlot, chain.enter_index = d * c.segments + s;
-        else if (c.init) chain.enter = StateKind::kDocument, chain.enter_index = d;
+        chain.row = cu[d] + b * 64, chain.first_chunk = first + b,
+        chain.tokens = std::min(n, e * 64) - b * 64;
+        if (s > 0)
+          chain.enter = StateKind::kSlot, chain.enter_index = d * c.segments + s;
+        else if (c.init)
+          chain.enter = StateKind::kDocument, chain.enter_index = d;
         if (e == count) chain.leave = StateKind::kDocument, chain.leave_index = d;
         chains.push_back(chain);
       }
@@ -148,7 +171,8 @@ struct Run {
     if (c.segments == 1) return {};
     std::vector<Chain> wanted;
     for (Chain x : chains) {
-      const int64_t d = chunk_doc[x.first_chunk], s = x.enter == StateKind::kSlot ? x.enter_index : d * c.segments;
+      const int64_t d = chunk_doc[x.first_chunk],
+                    s = x.enter == StateKind::kSlot ? x.enter_index : d * c.segments;
       Chain b = x;
       if (x.enter == StateKind::kSlot) b.enter = StateKind::kNone;
       b.leave = StateKind::kSlot, b.leave_index = s;
@@ -174,19 +198,24 @@ struct Run {
     const float scale = 1 / std::sqrt(128.0f);
     prepare.q = pq, prepare.k = pk, prepare.q_stride = stride_q, prepare.k_stride = stride_k;
     prepare.g = {g.data, c.HV, 1, false}, prepare.beta = {beta.data, c.HV, 1, false};
-    prepare.chunks = chunk_rows.data, prepare.tiles = tiles.data, prepare.gates = gates.data, prepare.norms = norms.data;
-    prepare.num_chunks = chunks, prepare.heads_k = c.H, prepare.heads_v = c.HV, prepare.scale = scale;
+    prepare.chunks = chunk_rows.data, prepare.tiles = tiles.data, prepare.gates = gates.data,
+    prepare.norms = norms.data;
+    prepare.num_chunks = chunks, prepare.heads_k = c.H, prepare.heads_v = c.HV,
+    prepare.scale = scale;
     prepare.l2norm = c.norm, prepare.beta_scale = 1;
-    must(make_tensor_map(pq, rows, c.H, stride_q, &walk.q));
-    must(make_tensor_map(pk, rows, c.H, stride_k, &walk.k));
-    must(make_tensor_map(pv, rows, c.HV, stride_v, &walk.v));
-    walk.tiles = tiles.data, walk.gates = gates.data, walk.norms = norms.data, walk.o = o.data, walk.o_stride = c.HV * 128;
+    must(make_tensor_map(pq, rows, c.H, stride_q, 2, &walk.q));
+    must(make_tensor_map(pk, rows, c.H, stride_k, 2, &walk.k));
+    must(make_tensor_map(pv, rows, c.HV, stride_v, 2, &walk.v));
+    must(make_tensor_map(o.data, rows, c.HV, c.HV * 128, 1, &walk.o_map));
+    walk.tiles = tiles.data, walk.gates = gates.data, walk.norms = norms.data, walk.o = o.data,
+    walk.o_stride = c.HV * 128;
     const int64_t s[4] = {c.HV * 16384ll, 16384, 128, 1};
     walk.initial_state.data = init.data, walk.final_state.data = final_state.data;
     std::copy(s, s + 4, walk.initial_state.stride), std::copy(s, s + 4, walk.final_state.stride);
     walk.enter_table = enter.data, walk.leave_table = leave.data, walk.map_table = map.data;
     walk.enter_slots = walk.leave_slots = walk.map_slots = slots(c);
-    walk.hand_over = hand_over.data, walk.flags = flags.data, walk.pieces = pieces.data, walk.piece_begin = begin.data;
+    walk.hand_over = hand_over.data, walk.flags = flags.data, walk.pieces = pieces.data,
+    walk.piece_begin = begin.data;
     walk.heads_k = c.H, walk.heads_v = c.HV, walk.group = G;
     summary = walk;
     summary.pieces = summary_pieces.data, summary.piece_begin = summary_begin.data;
@@ -211,7 +240,8 @@ struct Run {
           for (int x = 0; x < 128; ++x)
             for (int y = 0; y < 128; ++y) {
               double sum = b[at + x * 128 + y];
-              if (i > 0) for (int z = 0; z < 128; ++z) sum += double(m[at + x * 128 + z]) * s[z * 128 + y];
+              if (i > 0)
+                for (int z = 0; z < 128; ++z) sum += double(m[at + x * 128 + z]) * s[z * 128 + y];
               n[x * 128 + y] = sum;
             }
           s = n;
@@ -222,21 +252,24 @@ struct Run {
   }
 
   lab::Problem problem(const Buffer<int64_t>& cu_rows) {
-    return {pq, pk, pv, stride_q, stride_k, stride_v, g.data, beta.data, init.data, cu_rows.data, c.H, c.HV, prepare.scale, c.norm};
+    return {pq,        pk,        pv,           stride_q, stride_k, stride_v,      g.data,
+            beta.data, init.data, cu_rows.data, c.H,      c.HV,     prepare.scale, c.norm};
   }
 
   // fp64 W of some records.
   void check_records() {
     std::vector<std::pair<int64_t, int>> wanted;
     for (int64_t x : {int64_t{0}, chunks / 2, chunks - 1})
-      for (int h : {0, c.HV / 2 + (c.HV > 1), c.HV - 1}) wanted.push_back({x, std::min(h, c.HV - 1)});
+      for (int h : {0, c.HV / 2 + (c.HV > 1), c.HV - 1})
+        wanted.push_back({x, std::min(h, c.HV - 1)});
     double worst = 0, worst_gate = 0;
     std::string where;
     for (auto [x, h] : wanted) {
       const Chunk ch = chunk_table[x];
       const int n = ch.tokens, kh = h / G;
       std::vector<lab::bf16> rows_k(n * 128ll);
-      CHECK(cudaMemcpy2D(rows_k.data(), 256, pk + ch.row * stride_k + kh * 128, stride_k * 2, 256, n, cudaMemcpyDeviceToHost));
+      CHECK(cudaMemcpy2D(rows_k.data(), 256, pk + ch.row * stride_k + kh * 128, stride_k * 2, 256,
+                         n, cudaMemcpyDeviceToHost));
       const auto gg = g.host(ch.row * c.HV, n * c.HV), bb = beta.host(ch.row * c.HV, n * c.HV);
       std::vector<double> A(n * n), W(n * n), r(n, 1.0), G2(n);
       const auto key = [&](int i, int e) { return double(__bfloat162float(rows_k[i * 128 + e])); };
@@ -244,7 +277,8 @@ struct Run {
         double sum = 0;
         for (int e = 0; e < 128; ++e) sum += key(i, e) * key(i, e);
         if (c.norm) r[i] = 1 / std::sqrt(sum + 1e-6);
-        G2[i] = (i ? G2[i - 1] : 0) + std::max(double(gg[i * c.HV + h]), -88.0) * 1.4426950408889634;
+        G2[i] =
+            (i ? G2[i - 1] : 0) + std::max(double(gg[i * c.HV + h]), -88.0) * 1.4426950408889634;
       }
       for (int i = 0; i < n; ++i)
         for (int j = 0; j < i; ++j) {
@@ -258,31 +292,37 @@ struct Run {
           for (int m = j + 1; m < i; ++m) sum -= A[i * n + m] * bb[m * c.HV + h] * W[m * n + j];
           W[i * n + j] = sum;
         }
-      const auto tile = tiles.host((x * c.HV + h) * 4096, 4096);
+      const auto tile = tiles.host((x * c.HV + h) * kRecordElements, kRecordElements);
       const auto gate = gates.host((x * c.HV + h) * 128, 128);
       double diff[16] = {}, square[16] = {};
       for (int i = 0; i < 64; ++i)
         for (int j = 0; j < 64; ++j) {
-          const double got = __bfloat162float(tile[i * 64 + ((j / 8) ^ (i % 8)) * 8 + j % 8]);
+          if (j / 8 > i / 8) continue;
+          const double got =
+              __bfloat162float(tile[((i / 8) * (i / 8 + 1) / 2 + j / 8) * 64 + i % 8 * 8 + j % 8]);
           const double ref = i < n && j < i ? -W[i * n + j] * std::exp2(G2[i] - G2[j]) : 0;
           double d = got - ref;
           if (!(std::fabs(d) < 1e15)) d = 1e15;
           diff[i / 16 * 4 + j / 16] += d * d, square[i / 16 * 4 + j / 16] += ref * ref;
         }
       double ds = 0, ss = 1e-300, upper = 0;
-      for (int b = 0; b < 16; ++b) ds += diff[b], ss += square[b], upper += b % 4 > b / 4 ? diff[b] : 0;
+      for (int b = 0; b < 16; ++b)
+        ds += diff[b], ss += square[b], upper += b % 4 > b / 4 ? diff[b] : 0;
       const double e = std::sqrt(ds / ss);
       if (n > 1 && e > worst) worst = e;
       for (int i = 0; i < n; ++i) {
         worst_gate = std::max(worst_gate, std::fabs(gate[i] - G2[i]) / (1e-3 + std::fabs(G2[i])));
         if (gate[64 + i] != bb[i * c.HV + h]) worst_gate = 1e9;
       }
-      for (int i = n; i < 64; ++i) if (gate[64 + i] != 0 || gate[i] != gate[n - 1]) worst_gate = 2e9;  // bit by bit
-      if (where.empty() && n > 1 && !(e < 1e-2) ) {
-        where = "  first bad record: chunk " + std::to_string(x) + " head " + std::to_string(h) + " block errors:";
+      for (int i = n; i < 64; ++i)
+        if (gate[64 + i] != 0 || gate[i] != gate[n - 1]) worst_gate = 2e9;  // bit by bit
+      if (where.empty() && n > 1 && !(e < 1e-2)) {
+        where = "  first bad record: chunk " + std::to_string(x) + " head " + std::to_string(h) +
+                " block errors:";
         for (int b = 0; b < 16; ++b) {
           char text[64];
-          std::snprintf(text, sizeof text, "%s%.1e", b % 4 ? " " : " | ", std::sqrt(diff[b] / (square[b] + 1e-30)));
+          std::snprintf(text, sizeof text, "%s%.1e", b % 4 ? " " : " | ",
+                        std::sqrt(diff[b] / (square[b] + 1e-30)));
           where += text;
         }
       }
@@ -300,15 +340,18 @@ struct Run {
     lab::recurrence<<<N * c.HV, 512>>>(problem(cu_rows), ref.data, ref_state.data);
     CHECK(cudaGetLastError());
     std::vector<lab::Rows> parts;
-    for (auto& x : chunk_table) for (int h = 0; h < c.HV; ++h) parts.push_back({x.row, x.tokens, h});
+    for (auto& x : chunk_table)
+      for (int h = 0; h < c.HV; ++h) parts.push_back({x.row, x.tokens, h});
     Buffer<lab::Rows> part_rows(parts);
     Buffer<double> sums(3 * parts.size());
-    lab::compare<<<parts.size(), 256>>>(o.data, c.HV * 128, ref.data, c.HV, part_rows.data, sums.data);
+    lab::compare<<<parts.size(), 256>>>(o.data, c.HV * 128, ref.data, c.HV, part_rows.data,
+                                        sums.data);
     std::vector<lab::Rows> states;
     for (int i = 0; i < N * c.HV; ++i) states.push_back({i * 128, 128, 0});
     Buffer<lab::Rows> state_rows(states);
     Buffer<double> state_sums(3 * states.size());
-    lab::compare<<<states.size(), 256>>>(final_state.data, 128, ref_state.data, 1, state_rows.data, state_sums.data);
+    lab::compare<<<states.size(), 256>>>(final_state.data, 128, ref_state.data, 1, state_rows.data,
+                                         state_sums.data);
     CHECK(cudaDeviceSynchronize());
     const auto s = sums.host(), t = state_sums.host();
     double diff = 0, square = 0, worst_max = 0, worst_head = 0, worst_chunk = 0;
@@ -322,7 +365,8 @@ struct Run {
       const double e = std::sqrt(s[3 * i] / (s[3 * i + 1] + 1e-30));
       if (e > worst_chunk) worst_chunk = e, bad_chunk = i;
     }
-    for (int i = 0; i < N * c.HV; ++i) worst_head = std::max(worst_head, std::sqrt(dh[i] / (sh[i] + 1e-30)));
+    for (int i = 0; i < N * c.HV; ++i)
+      worst_head = std::max(worst_head, std::sqrt(dh[i] / (sh[i] + 1e-30)));
     double sd = 0, ss = 1e-300, worst_state = 0;
     for (size_t i = 0; i < states.size(); ++i) {
       sd += t[3 * i], ss += t[3 * i + 1];
@@ -330,12 +374,17 @@ struct Run {
     }
     const double e = std::sqrt(diff / square), se = std::sqrt(sd / ss);
     const bool ok = e < 5e-3 && worst_head < 1e-2 && se < 5e-3;
-    std::printf("  o %.3e (worst doc+head %.2e, worst chunk %.2e, max %.2e)  state %.3e (worst %.2e)  hand-overs %d  %s\n", e,
-                worst_head, worst_chunk, worst_max, se, worst_state, schedule.hand_overs, ok ? "ok" : "WRONG");
+    std::printf(
+        "  o %.3e (worst doc+head %.2e, worst chunk %.2e, max %.2e)  state %.3e (worst %.2e)  "
+        "hand-overs %d  %s\n",
+        e, worst_head, worst_chunk, worst_max, se, worst_state, schedule.hand_overs,
+        ok ? "ok" : "WRONG");
     if (!ok) {
       const int h = parts[bad_chunk].head;
-      std::printf("  worst at chunk %ld head %d; by chunk of document 0, head 0:", long(bad_chunk / c.HV), h);
-      for (int64_t x = 0; x < std::min<int64_t>(chunks, 8); ++x) std::printf(" %.1e", std::sqrt(s[3 * x * c.HV] / (s[3 * x * c.HV + 1] + 1e-30)));
+      std::printf("  worst at chunk %ld head %d; by chunk of document 0, head 0:",
+                  long(bad_chunk / c.HV), h);
+      for (int64_t x = 0; x < std::min<int64_t>(chunks, 8); ++x)
+        std::printf(" %.1e", std::sqrt(s[3 * x * c.HV] / (s[3 * x * c.HV + 1] + 1e-30)));
       std::printf("\n");
       for (int64_t x : {int64_t{0}, std::min<int64_t>(1, chunks - 1)})
         for (int r : {0, 1, 17, 40}) {
@@ -344,7 +393,8 @@ struct Run {
           const auto got = o.host(at, 128);
           const auto want = ref.host(at, 128);
           std::printf("  chunk %ld row %2d:", long(x), r);
-          for (int e2 : {0, 1, 8, 16, 63, 64, 100}) std::printf("  %.4f/%.4f", double(__bfloat162float(got[e2])), want[e2]);
+          for (int e2 : {0, 1, 8, 16, 63, 64, 100})
+            std::printf("  %.4f/%.4f", double(__bfloat162float(got[e2])), want[e2]);
           std::printf("\n");
         }
     }
@@ -358,9 +408,17 @@ struct Run {
       same = std::memcmp(first.data(), again.data(), first.size() * 2) == 0;
       std::printf("  repeat bitwise %s\n", same ? "equal" : "DIFFERENT");
     }
-    for (float x : final_state.host()) if (!std::isfinite(x)) { std::printf("  state NOT FINITE\n"); return false; }
+    for (float x : final_state.host())
+      if (!std::isfinite(x)) {
+        std::printf("  state NOT FINITE\n");
+        return false;
+      }
     const auto slack = o.host(T * c.HV * 128, kSlack * c.HV * 128);
-    for (auto x : slack) if (!std::isnan(__bfloat162float(x))) { std::printf("  wrote past the last document\n"); return false; }
+    for (auto x : slack)
+      if (!std::isnan(__bfloat162float(x))) {
+        std::printf("  wrote past the last document\n");
+        return false;
+      }
     return ok && same;
   }
 
@@ -393,7 +451,8 @@ int main(int argc, char** argv) {
   bool check = false, time = false, prof = false, walk = false;
   int only = -1;
   for (int i = 1; i < argc; ++i) {
-    check |= !std::strcmp(argv[i], "check"), time |= !std::strcmp(argv[i], "time"), prof |= !std::strcmp(argv[i], "prof");
+    check |= !std::strcmp(argv[i], "check"), time |= !std::strcmp(argv[i], "time"),
+        prof |= !std::strcmp(argv[i], "prof");
     walk |= !std::strcmp(argv[i], "walk");
     if (!std::strncmp(argv[i], "case=", 5)) only = std::atoi(argv[i] + 5);
   }
@@ -403,16 +462,59 @@ int main(int argc, char** argv) {
     const std::vector<int64_t> small{1, 63, 64, 65, 300, 129, 7, 512};
     std::vector<Case> cases;
     cases.push_back({.name = "one chunk", .docs = {64}, .H = 1, .HV = 1, .gate = lab::kZero});
-    cases.push_back({.name = "one chunk, state", .docs = {64}, .H = 1, .HV = 1, .gate = lab::kSlow, .init = true});
+    cases.push_back({.name = "one chunk, state",
+                     .docs = {64},
+                     .H = 1,
+                     .HV = 1,
+                     .gate = lab::kSlow,
+                     .init = true});
     cases.push_back({.name = "four chunks", .docs = {256}, .H = 1, .HV = 3, .gate = lab::kSlow});
-    cases.push_back({.name = "tails 2/6", .docs = small, .H = 2, .HV = 6, .gate = lab::kSlow, .init = true});
-    cases.push_back({.name = "tails 2/6 packed, norm", .docs = small, .H = 2, .HV = 6, .gate = lab::kModel, .norm = true, .packed = true, .init = true});
-    cases.push_back({.name = "tails 4/4 two lanes", .docs = small, .H = 4, .HV = 4, .gate = lab::kZero, .init = true, .lanes = 2});
-    cases.push_back({.name = "tails 2/4 one lane, large norm", .docs = small, .H = 2, .HV = 4, .gate = lab::kSlow, .norm = true, .size = 1000, .lanes = 3});
-    cases.push_back({.name = "2/16, spikes", .docs = {1000, 700}, .H = 2, .HV = 16, .gate = lab::kSpike});
-    cases.push_back({.name = "strong", .docs = {1000, 700}, .H = 2, .HV = 6, .gate = lab::kStrong, .norm = true});
-    cases.push_back({.name = "correlated keys", .docs = {2000}, .H = 2, .HV = 6, .gate = lab::kSlow, .pull = 1.5f});
-    cases.push_back({.name = "segments 2/6", .docs = {1500, 2048, 777}, .H = 2, .HV = 6, .gate = lab::kSlow, .init = true, .segments = 3});
+    cases.push_back(
+        {.name = "tails 2/6", .docs = small, .H = 2, .HV = 6, .gate = lab::kSlow, .init = true});
+    cases.push_back({.name = "tails 2/6 packed, norm",
+                     .docs = small,
+                     .H = 2,
+                     .HV = 6,
+                     .gate = lab::kModel,
+                     .norm = true,
+                     .packed = true,
+                     .init = true});
+    cases.push_back({.name = "tails 4/4 two lanes",
+                     .docs = small,
+                     .H = 4,
+                     .HV = 4,
+                     .gate = lab::kZero,
+                     .init = true,
+                     .lanes = 2});
+    cases.push_back({.name = "tails 2/4 one lane, large norm",
+                     .docs = small,
+                     .H = 2,
+                     .HV = 4,
+                     .gate = lab::kSlow,
+                     .norm = true,
+                     .size = 1000,
+                     .lanes = 3});
+    cases.push_back(
+        {.name = "2/16, spikes", .docs = {1000, 700}, .H = 2, .HV = 16, .gate = lab::kSpike});
+    cases.push_back({.name = "strong",
+                     .docs = {1000, 700},
+                     .H = 2,
+                     .HV = 6,
+                     .gate = lab::kStrong,
+                     .norm = true});
+    cases.push_back({.name = "correlated keys",
+                     .docs = {2000},
+                     .H = 2,
+                     .HV = 6,
+                     .gate = lab::kSlow,
+                     .pull = 1.5f});
+    cases.push_back({.name = "segments 2/6",
+                     .docs = {1500, 2048, 777},
+                     .H = 2,
+                     .HV = 6,
+                     .gate = lab::kSlow,
+                     .init = true,
+                     .segments = 3});
     for (auto& c : cases) {
       if (only >= 0 && &c != &cases[only]) continue;
       std::printf("%s\n", c.name.c_str());
@@ -441,7 +543,8 @@ int main(int argc, char** argv) {
       Run r({.name = "M", .docs = docs, .H = 16, .HV = 48});
       r.run_prepare();
       const double ms = r.time(2, 15, flush);
-      std::printf("%zu documents: walk %.4f ms, %.3f us per chunk\n", docs.size(), ms, ms * 1e3 / r.schedule.makespan);
+      std::printf("%zu documents: walk %.4f ms, %.3f us per chunk\n", docs.size(), ms,
+                  ms * 1e3 / r.schedule.makespan);
     }
   }
   if (time) {
@@ -451,14 +554,22 @@ int main(int argc, char** argv) {
       std::vector<int64_t> docs;
       int H, HV;
     };
-    for (const Shape& x : {Shape{"M", kM, 16, 48}, Shape{"N", {2049, 3001, 3142}, 2, 6}, Shape{"8x4096", std::vector<int64_t>(8, 4096), 16, 48},
-                           Shape{"1x32768", {32768}, 16, 48}, Shape{"G", {3598, 4930, 6262, 7593, 8925, 10256, 11588, 12920, 14251, 15583, 16914, 18252}, 16, 48}}) {
+    for (const Shape& x :
+         {Shape{"M", kM, 16, 48}, Shape{"N", {2049, 3001, 3142}, 2, 6},
+          Shape{"8x4096", std::vector<int64_t>(8, 4096), 16, 48}, Shape{"1x32768", {32768}, 16, 48},
+          Shape{"G",
+                {3598, 4930, 6262, 7593, 8925, 10256, 11588, 12920, 14251, 15583, 16914, 18252},
+                16,
+                48}}) {
       for (bool norm : {false, true}) {
         Run r({.name = x.name, .docs = x.docs, .H = x.H, .HV = x.HV, .norm = norm});
         const int n = 15;
         const double p = r.time(1, n, flush), w = r.time(2, n, flush), both = r.time(3, n, flush);
-        std::printf("%-8s norm %d: prepare %.4f walk %.4f both %.4f ms; makespan %ld -> %.3f us per chunk; %.0f chunk-heads\n", x.name, norm, p, w, both,
-                    long(r.schedule.makespan), w * 1e3 / r.schedule.makespan, double(r.chunks) * x.HV);
+        std::printf(
+            "%-8s norm %d: prepare %.4f walk %.4f both %.4f ms; makespan %ld -> %.3f us per chunk; "
+            "%.0f chunk-heads\n",
+            x.name, norm, p, w, both, long(r.schedule.makespan), w * 1e3 / r.schedule.makespan,
+            double(r.chunks) * x.HV);
       }
     }
   }

@@ -1,5 +1,5 @@
-// What the studies check against: the recurrence token by token in fp64, one block per (document, head), inputs made
-// on the device, and error sums per chunk and head. Slow and plain on purpose.
+// What the studies check against: the recurrence token by token in fp64, one block per (document,
+// head), inputs made on the device, and error sums per chunk and head. Slow and plain on purpose.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,12 +8,12 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define CHECK(x)                                                                      \
-  do {                                                                                \
-    if (cudaError_t e_ = (x); e_ != cudaSuccess) {                                    \
-      std::printf("%s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));          \
-      std::exit(1);                                                                   \
-    }                                                                                 \
+#define CHECK(x)                                                             \
+  do {                                                                       \
+    if (cudaError_t e_ = (x); e_ != cudaSuccess) {                           \
+      std::printf("%s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(e_)); \
+      std::exit(1);                                                          \
+    }                                                                        \
   } while (0)
 
 namespace lab {
@@ -31,10 +31,10 @@ __device__ inline float normal(uint64_t i, uint64_t seed) {
   return sqrtf(-2.0f * logf(uniform(i, 2 * seed))) * cospif(2.0f * uniform(i, 2 * seed + 1));
 }
 
-// Rows of [T, heads, 128] with any token stride: normal, one warp a row; normalised if asked. `pull` > 0 mixes in
-// one fixed direction, so that keys correlate.
-__global__ void make_rows(bf16* x, int64_t stride, int64_t tokens, int heads, uint64_t seed, bool unit,
-                          float pull, float size) {
+// Rows of [T, heads, 128] with any token stride: normal, one warp a row; normalised if asked.
+// `pull` > 0 mixes in one fixed direction, so that keys correlate.
+__global__ void make_rows(bf16* x, int64_t stride, int64_t tokens, int heads, uint64_t seed,
+                          bool unit, float pull, float size) {
   const int64_t row = blockIdx.x * int64_t{blockDim.x / 32} + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   if (row >= tokens * heads) return;
@@ -42,16 +42,19 @@ __global__ void make_rows(bf16* x, int64_t stride, int64_t tokens, int heads, ui
   const int h = static_cast<int>(row % heads);
   float value[4], sum = 0;
   for (int i = 0; i < 4; ++i) {
-    value[i] = normal(row * 128 + lane + 32 * i, seed) + pull * normal(h * 128 + lane + 32 * i, seed + 77);
+    value[i] =
+        normal(row * 128 + lane + 32 * i, seed) + pull * normal(h * 128 + lane + 32 * i, seed + 77);
     sum += value[i] * value[i];
   }
   for (int s = 16; s; s /= 2) sum += __shfl_xor_sync(~0u, sum, s);
   const float f = unit ? rsqrtf(sum) : size;
-  for (int i = 0; i < 4; ++i) x[t * stride + h * 128 + lane + 32 * i] = __float2bfloat16(value[i] * f);
+  for (int i = 0; i < 4; ++i)
+    x[t * stride + h * 128 + lane + 32 * i] = __float2bfloat16(value[i] * f);
 }
 
 enum Gate { kModel, kSlow, kZero, kStrong, kSpike };
-// g as in training (A in [1, 16), dt bias), slow (about -0.01), 0, strong (-5), or slow with spikes of -1e4 and -inf.
+// g as in training (A in [1, 16), dt bias), slow (about -0.01), 0, strong (-5), or slow with spikes
+// of -1e4 and -inf.
 __global__ void make_gates(float* g, float* beta, int64_t tokens, int heads, Gate gate) {
   const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   if (i >= tokens * heads) return;
@@ -82,9 +85,11 @@ struct Problem {
   bool l2norm;
 };
 
-// o [T, HV, 128] and final_state [N, HV, 128, 128], fp32 roundings of fp64 sums. 512 threads: four per column of S.
+// o [T, HV, 128] and final_state [N, HV, 128, 128], fp32 roundings of fp64 sums. 512 threads: four
+// per column of S.
 __global__ void __launch_bounds__(512) recurrence(const Problem p, float* o, float* final_state) {
-  const int doc = blockIdx.x / p.heads_v, head = blockIdx.x % p.heads_v, key_head = head / (p.heads_v / p.heads_k);
+  const int doc = blockIdx.x / p.heads_v, head = blockIdx.x % p.heads_v,
+            key_head = head / (p.heads_v / p.heads_k);
   const int column = threadIdx.x / 4, part = threadIdx.x % 4;
   __shared__ double k[2][128], q[2][128], norms[2][2][4];
   double s[32];
@@ -127,14 +132,15 @@ __global__ void __launch_bounds__(512) recurrence(const Problem p, float* o, flo
   for (int i = 0; i < 32; ++i) last[(part + 4 * i) * 128 + column] = float(s[i]);
 }
 
-// sums[block][3] = |x - ref|^2, |ref|^2, max |x - ref| over rows [row[b], row[b] + rows[b]) of one head of [T, heads, 128];
-// a NaN counts as 1e30.
+// sums[block][3] = |x - ref|^2, |ref|^2, max |x - ref| over rows [row[b], row[b] + rows[b]) of one
+// head of [T, heads, 128]; a NaN counts as 1e30.
 struct Rows {
   int64_t row;
   int32_t rows, head;
 };
 template <typename T>
-__global__ void compare(const T* x, int64_t stride, const float* ref, int heads, const Rows* rows, double* sums) {
+__global__ void compare(const T* x, int64_t stride, const float* ref, int heads, const Rows* rows,
+                        double* sums) {
   const Rows r = rows[blockIdx.x];
   double diff = 0, square = 0, worst = 0;
   for (int i = threadIdx.x; i < r.rows * 128; i += blockDim.x) {
@@ -149,12 +155,16 @@ __global__ void compare(const T* x, int64_t stride, const float* ref, int heads,
     diff += __shfl_xor_sync(~0u, diff, s), square += __shfl_xor_sync(~0u, square, s);
     worst = fmax(worst, __shfl_xor_sync(~0u, worst, s));
   }
-  if (threadIdx.x % 32 == 0) part[0][threadIdx.x / 32] = diff, part[1][threadIdx.x / 32] = square, part[2][threadIdx.x / 32] = worst;
+  if (threadIdx.x % 32 == 0)
+    part[0][threadIdx.x / 32] = diff, part[1][threadIdx.x / 32] = square,
+                          part[2][threadIdx.x / 32] = worst;
   __syncthreads();
   if (threadIdx.x == 0) {
     diff = square = worst = 0;
-    for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w) diff += part[0][w], square += part[1][w], worst = fmax(worst, part[2][w]);
-    sums[3 * blockIdx.x] = diff, sums[3 * blockIdx.x + 1] = square, sums[3 * blockIdx.x + 2] = worst;
+    for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w)
+      diff += part[0][w], square += part[1][w], worst = fmax(worst, part[2][w]);
+    sums[3 * blockIdx.x] = diff, sums[3 * blockIdx.x + 1] = square,
+             sums[3 * blockIdx.x + 2] = worst;
   }
 }
 

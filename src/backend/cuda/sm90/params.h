@@ -1,11 +1,13 @@
-// What the sm_90a kernels are given, by value. Pointers are device memory, strides are in elements and
-// 64-bit. T local rows, H key heads, HV value heads, G = HV / H, C chunks of 64 tokens, 128 = K = V.
-// A chunk record is what k_prepare leaves for the walks, per (chunk, value head):
-//   tile  bf16 [64][64]  W_ij = -e^{G_i-G_j} ((I + A B)^-1 A)_ij for i > j, else 0; A the strict lower part
-//                        of K K^T, B = diag(beta); stored as the swizzled image that wgmma.cuh describes
-//   gate  fp32 [2][64]   G, the inclusive sums of the log2 decays within the chunk; beta
+// What the sm_90a kernels are given, by value. Pointers are device memory, strides are in elements
+// and 64-bit. T local rows, H key heads, HV value heads, G = HV / H, C chunks of 64 tokens, 128 = K
+// = V. A chunk record is what k_prepare leaves for the walks, per (chunk, value head):
+//   tile  bf16 [36][8][8]  W_ij = -e^{G_i-G_j} ((I + A B)^-1 A)_ij for i > j, else 0; A the strict
+//   lower part
+//                          of K K^T, B = diag(beta). Only the 8 x 8 blocks (I, J), J <= I, at I (I
+//                          + 1) / 2 + J
+//   gate  fp32 [2][64]     G, the inclusive sums of the log2 decays within the chunk; beta
 // and per (chunk, key head)
-//   norm  fp32 [2][64]   scale / |q|, 1 / |k| (scale, 1 without the L2 norm)
+//   norm  fp32 [2][64]     scale / |q|, 1 / |k| (scale, 1 without the L2 norm)
 // Rows past the chunk's end hold G of the last token, beta 0, and zeros in the tile.
 #pragma once
 
@@ -18,10 +20,12 @@ namespace gdn::sm90 {
 
 inline constexpr int kDim = 128;
 inline constexpr int kChunkTokens = 64;
+inline constexpr int kRecordElements =
+    36 * 64;  // of a tile: the 8 x 8 blocks on and below the diagonal
 
 struct Chunk {
-  int64_t row;      // first local row
-  int32_t tokens;   // 1..64
+  int64_t row;     // first local row
+  int32_t tokens;  // 1..64
   int32_t padding;
 };
 
@@ -34,18 +38,18 @@ struct GateView {
 };
 
 struct PrepareParams {
-  const __nv_bfloat16* q;   // [T, H, 128], token stride q_stride; read only with l2norm
-  const __nv_bfloat16* k;   // [T, H, 128], token stride k_stride
+  const __nv_bfloat16* q;  // [T, H, 128], token stride q_stride; read only with l2norm
+  const __nv_bfloat16* k;  // [T, H, 128], token stride k_stride
   int64_t q_stride;
   int64_t k_stride;
-  GateView g;               // [T, HV] natural-log decay, or a with gate_in_kernel
-  GateView beta;            // [T, HV], or b with beta_sigmoid
-  const float* A_log;       // [HV], with gate_in_kernel
-  const float* dt_bias;     // [HV] or null
-  const Chunk* chunks;      // [C]
-  __nv_bfloat16* tiles;     // [C, HV, 64, 64]
-  float* gates;             // [C, HV, 2, 64]
-  float* norms;             // [C, H, 2, 64]
+  GateView g;            // [T, HV] natural-log decay, or a with gate_in_kernel
+  GateView beta;         // [T, HV], or b with beta_sigmoid
+  const float* A_log;    // [HV], with gate_in_kernel
+  const float* dt_bias;  // [HV] or null
+  const Chunk* chunks;   // [C]
+  __nv_bfloat16* tiles;  // [C, HV, 36, 8, 8]
+  float* gates;          // [C, HV, 2, 64]
+  float* norms;          // [C, H, 2, 64]
   int64_t num_chunks;
   int heads_k;
   int heads_v;
@@ -53,7 +57,7 @@ struct PrepareParams {
   bool l2norm;
   bool gate_in_kernel;
   bool beta_sigmoid;
-  float beta_scale;         // 2 with allow_neg_eigval, else 1
+  float beta_scale;  // 2 with allow_neg_eigval, else 1
 };
 
 // Where a walk's state comes from or goes to.
@@ -67,10 +71,10 @@ enum class StateKind : int32_t {
 
 // A run of chunks of one key head, walked by G blocks, one per value head of the group.
 struct WalkPiece {
-  int64_t row;           // first local row
-  int32_t first_chunk;   // its chunk record
-  int32_t chunks;        // > 0
-  int32_t tokens;        // of all its chunks; only the last chunk may be short
+  int64_t row;          // first local row
+  int32_t first_chunk;  // its chunk record
+  int32_t chunks;       // > 0
+  int32_t tokens;       // of all its chunks; only the last chunk may be short
   int32_t key_head;
   StateKind enter;
   int32_t enter_index;
@@ -87,19 +91,20 @@ struct StateView {
 };
 
 struct WalkParams {
-  CUtensorMap q;               // [T, H, 128] as tensor_map.h describes
+  CUtensorMap q;  // [T, H, 128] as tensor_map.h describes
   CUtensorMap k;
   CUtensorMap v;               // [T, HV, 128]
-  const __nv_bfloat16* tiles;  // [C, HV, 64, 64]
+  const __nv_bfloat16* tiles;  // [C, HV, 36, 8, 8]
   const float* gates;          // [C, HV, 2, 64]
   const float* norms;          // [C, H, 2, 64]
-  __nv_bfloat16* o;            // [T, HV, 128], token stride o_stride
+  CUtensorMap o_map;           // [T, HV, 128], boxes of one half of V
+  __nv_bfloat16* o;            // the same memory, token stride o_stride
   int64_t o_stride;
   StateView initial_state;
   StateView final_state;
-  const float* enter_table;    // [HV, slots, K, V]
-  float* leave_table;          // [HV, slots, K, V]; summaries: B, and M in map_table
-  float* map_table;            // [HV, slots, K, K]
+  const float* enter_table;  // [HV, slots, K, V]
+  float* leave_table;        // [HV, slots, K, V]; summaries: B, and M in map_table
+  float* map_table;          // [HV, slots, K, K]
   int64_t enter_slots;
   int64_t leave_slots;
   int64_t map_slots;
@@ -109,7 +114,7 @@ struct WalkParams {
   const int32_t* piece_begin;  // [blocks / G + 1]
   int heads_k;
   int heads_v;
-  int group;                   // G
+  int group;  // G
 };
 
 }  // namespace gdn::sm90

@@ -1,15 +1,15 @@
-// k_prepare: the chunk records of params.h. One block per (chunk, key head): its three warps make A together,
-// then each solves for W of its own value heads, with no block barrier in between.
-// W = A - A B W is solved without dividing by beta. Forward substitution in fp32 on the eight 8 x 8 diagonal
-// blocks, then W21 = (I - W22 B2) A21 (I - B1 W11) for 8 -> 16 -> 32 -> 64 by mma.sync, fp16 operands, fp32
-// sums. For |k| = 1 and beta <= 2 every entry met on the way is a product k_i^T prod(I - beta k k^T) k_j and
-// at most 1, so fp16 neither overflows nor loses to growth. The decay e^{G_i-G_j} between two different 8-blocks
-// is a row factor times a column factor that meet at the end of the column's block, each at most 1.
-// 96 threads, 5 blocks per SM: 43.1 KiB shared = 3 x (record image 8, W 3, vectors 0.9) KiB + A 5 fp16 + 2 fp32;
-// the K tile (16) lies where the images will. At most 128 registers (15 warps x 32 x 128 = 61,440).
-#include "backend/cuda/sm90/prepare.h"
-
+// k_prepare: the chunk records of params.h. One block per (chunk, key head): its three warps make A
+// together, then each solves for W of its own value heads, with no block barrier in between. W = A
+// - A B W is solved without dividing by beta. Forward substitution in fp32 on the eight 8 x 8
+// diagonal blocks, then W21 = (I - W22 B2) A21 (I - B1 W11) for 8 -> 16 -> 32 -> 64 by mma.sync,
+// fp16 operands, fp32 sums. For |k| = 1 and beta <= 2 every entry met on the way is a product k_i^T
+// prod(I - beta k k^T) k_j and at most 1, so fp16 neither overflows nor loses to growth. The decay
+// e^{G_i-G_j} between two different 8-blocks is a row factor times a column factor that meet at the
+// end of the column's block, each at most 1. 96 threads, 6 blocks per SM: 34.8 KiB shared = K tile
+// 16 (later the three record images, 4.5 each) + 3 x (W 3 + vectors 0.9) + A 5 fp16 + 2 fp32. At
+// most 112 registers (18 warps x 32 x 112 = 64,512).
 #include "backend/cuda/common/launch.h"
+#include "backend/cuda/sm90/prepare.h"
 #include "backend/cuda/sm90/ptx.cuh"
 
 namespace gdn::sm90 {
@@ -18,12 +18,12 @@ namespace {
 constexpr int kWarps = 3;
 constexpr int kThreads = 32 * kWarps;
 constexpr float kLog2e = 1.4426950408889634f;
-// e^-88 is below the smallest normal float: a token that decays more forgets the state exactly, and the
-// sums of later, small decays keep their digits.
+// e^-88 is below the smallest normal float: a token that decays more forgets the state exactly, and
+// the sums of later, small decays keep their digits.
 constexpr float kLowestDecay = -88.0f;
-constexpr int kImageBytes = kChunkTokens * kChunkTokens * 2;
+constexpr int kImageBytes = kRecordElements * 2;
 constexpr int kBlockBytes = 16 * 16 * 2;  // fp16 block, see block_address
-constexpr int kSubPitch = 68;             // floats of an 8 x 8 fp32 block: 4 blocks, 4 different banks
+constexpr int kSubPitch = 68;  // floats of an 8 x 8 fp32 block: 4 blocks, 4 different banks
 
 // What one warp keeps of the value head it works on.
 struct Slot {
@@ -40,24 +40,27 @@ struct Shared {
     alignas(128) uint8_t image[kWarps][kImageBytes];
   };
   Slot slot[kWarps];
-  alignas(128) uint8_t a[10 * kBlockBytes];      // A block (r, j) at r (r + 1) / 2 + j, fp16
-  alignas(16) float diagonal[8][kSubPitch];      // [8-block][column * 8 + row] of A
-  float square[kChunkTokens];                    // |k|^2
+  alignas(128) uint8_t a[10 * kBlockBytes];  // A block (r, j) at r (r + 1) / 2 + j, fp16
+  alignas(16) float diagonal[8][kSubPitch];  // [8-block][column * 8 + row] of A
+  float square[kChunkTokens];                // |k|^2
 };
 
-// Byte offset of piece `piece` (8 columns) of row `row` of a 16 x 16 fp16 block: eight rows of one piece lie in
-// different banks.
+// Byte offset of piece `piece` (8 columns) of row `row` of a 16 x 16 fp16 block: eight rows of one
+// piece lie in different banks.
 __device__ __forceinline__ int block_offset(int row, int piece) {
   return row * 32 + ((piece ^ ((row / 4) % 2)) * 16);
 }
-// This lane's row of an x4 matrix access to a whole block: the matrices are (rows 0-7, columns 0-7),
-// (8-15, 0-7), (0-7, 8-15), (8-15, 8-15), which is the order of an A operand and of an accumulator.
+// Byte offset of 8 x 8 block (i, j), j <= i, of a record image.
+__device__ __forceinline__ int image_offset(int i, int j) { return (i * (i + 1) / 2 + j) * 128; }
+// This lane's row of an x4 matrix access to a whole block: the matrices are (rows 0-7, columns
+// 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15), which is the order of an A operand and of an
+// accumulator.
 __device__ __forceinline__ uint32_t whole_block(const uint8_t* blocks, int index, int lane) {
   return smem_address(blocks + index * kBlockBytes + block_offset(lane % 16, lane / 16));
 }
 // The same for quadrant (8 row8, 8 column8) of four blocks given by their index.
-__device__ __forceinline__ uint32_t quadrant(const uint8_t* blocks, int index, int row8, int column8,
-                                             int lane) {
+__device__ __forceinline__ uint32_t quadrant(const uint8_t* blocks, int index, int row8,
+                                             int column8, int lane) {
   return smem_address(blocks + index * kBlockBytes + block_offset(8 * row8 + lane % 8, column8));
 }
 __device__ __forceinline__ int a_block(int r, int j) { return r * (r + 1) / 2 + j; }
@@ -68,9 +71,8 @@ __device__ __forceinline__ float load(const GateView& view, int64_t row, int hea
                       : static_cast<const float*>(view.data)[i];
 }
 
-// log2 of the decay of one token.
-__device__ __forceinline__ float log2_decay(const PrepareParams& p, int64_t row, int head) {
-  float g = load(p.g, row, head);
+// log2 of the decay of one token, from the operand.
+__device__ __forceinline__ float log2_decay(const PrepareParams& p, float g, int head) {
   if (p.gate_in_kernel) {
     const float x = g + (p.dt_bias ? p.dt_bias[head] : 0.0f);
     const float softplus = x > 20.0f ? x : log1pf(expf(x));
@@ -79,25 +81,21 @@ __device__ __forceinline__ float log2_decay(const PrepareParams& p, int64_t row,
   return fmaxf(g, kLowestDecay) * kLog2e;
 }
 
-__device__ __forceinline__ float beta_of(const PrepareParams& p, int64_t row, int head) {
-  float b = load(p.beta, row, head);
-  if (p.beta_sigmoid) b = p.beta_scale / (1.0f + expf(-b));
-  return b;
+__device__ __forceinline__ float beta_of(const PrepareParams& p, float b) {
+  return p.beta_sigmoid ? p.beta_scale / (1.0f + expf(-b)) : b;
 }
 
 // Inclusive sums of the log2 decays (two tokens a lane) and beta, to the slot and to the record.
-__device__ __forceinline__ void load_gates(const PrepareParams& p, const Chunk& chunk, int64_t record,
-                                           int value_head, int lane, Slot& slot) {
-  const int t = 2 * lane;
-  float g0 = 0.0f, g1 = 0.0f, b0 = 0.0f, b1 = 0.0f;
-  if (t < chunk.tokens) {
-    g0 = log2_decay(p, chunk.row + t, value_head);
-    b0 = beta_of(p, chunk.row + t, value_head);
-  }
-  if (t + 1 < chunk.tokens) {
-    g1 = log2_decay(p, chunk.row + t + 1, value_head);
-    b1 = beta_of(p, chunk.row + t + 1, value_head);
-  }
+__device__ __forceinline__ void load_gates(const PrepareParams& p, const Chunk& chunk,
+                                           int64_t record, int value_head, int lane, Slot& slot) {
+  const int t = 2 * lane, last = chunk.tokens - 1;
+  const int64_t row0 = chunk.row + min(t, last), row1 = chunk.row + min(t + 1, last);
+  float g0 = load(p.g, row0, value_head), g1 = load(p.g, row1, value_head);
+  float b0 = load(p.beta, row0, value_head), b1 = load(p.beta, row1, value_head);
+  g0 = t <= last ? log2_decay(p, g0, value_head) : 0.0f;
+  g1 = t < last ? log2_decay(p, g1, value_head) : 0.0f;
+  b0 = t <= last ? beta_of(p, b0) : 0.0f;
+  b1 = t < last ? beta_of(p, b1) : 0.0f;
   float sum = g0 + g1;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
@@ -109,7 +107,6 @@ __device__ __forceinline__ void load_gates(const PrepareParams& p, const Chunk& 
   g0 += before;
   g1 += g0;
   // Past the end: G of the last token, bit by bit.
-  const int last = chunk.tokens - 1;
   const float last0 = __shfl_sync(0xffffffffu, g0, last / 2);
   const float last1 = __shfl_sync(0xffffffffu, g1, last / 2);
   const float last_gate = last % 2 ? last1 : last0;
@@ -137,38 +134,46 @@ __device__ __forceinline__ void load_keys(const PrepareParams& p, const Chunk& c
   cuda::cp_async_commit();
 }
 
-// scale / |q| of the chunk's rows: 16 lanes a row.
+// scale / |q| of the chunk's rows: 16 lanes a row, all rows of the warp in flight at once.
 __device__ __forceinline__ void store_query_norms(const PrepareParams& p, const Chunk& chunk,
                                                   int key_head, int warp, int lane, float* norms) {
   const bf16* from = p.q + chunk.row * p.q_stride + int64_t{key_head} * kDim + (lane % 16) * 8;
-#pragma unroll 4
-  for (int i = warp; i < kChunkTokens / 2; i += kWarps) {
-    const int row = 2 * i + lane / 16;
-    uint4 x{0, 0, 0, 0};
-    if (row < chunk.tokens) x = *reinterpret_cast<const uint4*>(from + row * p.q_stride);
+  constexpr int kTurns = (kChunkTokens / 2 + kWarps - 1) / kWarps;
+  uint4 x[kTurns];
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    const int row = 2 * (warp + kWarps * i) + lane / 16;
+    x[i] = {0, 0, 0, 0};
+    if (row < chunk.tokens) x[i] = *reinterpret_cast<const uint4*>(from + row * p.q_stride);
+  }
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    const int row = 2 * (warp + kWarps * i) + lane / 16;
     float sum = 0.0f;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const float2 pair = unpack_bf16((&x.x)[e]);
+      const float2 pair = unpack_bf16((&x[i].x)[e]);
       sum += pair.x * pair.x + pair.y * pair.y;
     }
 #pragma unroll
     for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (lane % 16 == 0) norms[row] = p.scale * rsqrtf(sum + 1e-6f);
+    if (lane % 16 == 0 && row < kChunkTokens) norms[row] = p.scale * rsqrtf(sum + 1e-6f);
   }
 }
 
 // The 16 x 8 halves of a 16 x 16 block in accumulator layout.
 __device__ __forceinline__ float (&half_of(float (&d)[8], int h))[4] {
-  return reinterpret_cast<float (&)[4]>(d[4 * h]);
+  return reinterpret_cast<float(&)[4]>(d[4 * h]);
 }
-__device__ __forceinline__ void multiply(float (&d)[8], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+__device__ __forceinline__ void multiply(float (&d)[8], const uint32_t (&a)[4],
+                                         const uint32_t (&b)[4]) {
   mma_half(half_of(d, 0), a, b[0], b[1]);
   mma_half(half_of(d, 1), a, b[2], b[3]);
 }
 
 // acc[j]: block (r, j) of K K^T, j <= r.
-__device__ __forceinline__ void multiply_keys(float (&acc)[4][8], int r, int lane, const Shared& s) {
+__device__ __forceinline__ void multiply_keys(float (&acc)[4][8], int r, int lane,
+                                              const Shared& s) {
   const uint32_t tile = smem_address(s.k);
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
@@ -205,7 +210,8 @@ __device__ __forceinline__ void publish_squares(const float (&acc)[4][8], int r,
 }
 
 // Block row r of A: fp16 whole, and in fp32 the two 8 x 8 blocks on the diagonal.
-__device__ __forceinline__ void publish_a(float (&acc)[4][8], int r, bool l2norm, int lane, Shared& s) {
+__device__ __forceinline__ void publish_a(float (&acc)[4][8], int r, bool l2norm, int lane,
+                                          Shared& s) {
   const int row = lane / 4, column = 2 * (lane % 4);
   float r0 = 1.0f, r1 = 1.0f;
   if (l2norm) {
@@ -259,24 +265,16 @@ __device__ __forceinline__ void substitute(int lane, const Shared& s, Slot& slot
       *reinterpret_cast<__half*>(slot.w + (block / 2) * kBlockBytes + block_offset(row, quarter) +
                                  column * 2) = __float2half_rn(w[i]);
       const float value = i > column ? -w[i] * exp2_approx(slot.gate[8 * block + i] - gate) : 0.0f;
-      *reinterpret_cast<bf16*>(image + (8 * block + i) * 128 + ((block ^ i) * 16) + column * 2) =
+      *reinterpret_cast<bf16*>(image + image_offset(block, block) + i * 16 + column * 2) =
           __float2bfloat16_rn(value);
     }
   }
 }
 
-// Zeros above the diagonal 8-blocks of the image and in the upper right quadrants of the diagonal W blocks.
-__device__ __forceinline__ void clear_upper(int lane, Slot& slot, uint8_t* image) {
-  const uint4 zero{0, 0, 0, 0};
-  *reinterpret_cast<uint4*>(slot.w + (lane / 8) * kBlockBytes + block_offset(lane % 8, 1)) = zero;
-#pragma unroll
-  for (int i = 0; i < 7; ++i) {  // 28 8-blocks, four at a time, a row each
-    const int n = 4 * i + lane / 8, row = lane % 8;
-    // n -> (r, c), r < c: columns c = 1.. hold c blocks each.
-    const int c = n < 1 ? 1 : n < 3 ? 2 : n < 6 ? 3 : n < 10 ? 4 : n < 15 ? 5 : n < 21 ? 6 : 7;
-    const int r = n - c * (c - 1) / 2;
-    *reinterpret_cast<uint4*>(image + (8 * r + row) * 128 + ((c ^ row) * 16)) = zero;
-  }
+// Zeros in the upper right quadrants of the diagonal W blocks.
+__device__ __forceinline__ void clear_upper(int lane, Slot& slot) {
+  *reinterpret_cast<uint4*>(slot.w + (lane / 8) * kBlockBytes + block_offset(lane % 8, 1)) = {0, 0,
+                                                                                              0, 0};
 }
 
 // What the merges of one value head need in registers.
@@ -304,7 +302,8 @@ __device__ __forceinline__ void right_bw(uint32_t (&out)[4], const Slot& slot, i
 #pragma unroll
   for (int i = 0; i < 4; ++i) out[i] = multiply_half2(out[i], own.minus_beta[2 * j + i % 2]);
 }
-__device__ __forceinline__ void right_a(uint32_t (&out)[4], const Shared& s, int r, int j, int lane) {
+__device__ __forceinline__ void right_a(uint32_t (&out)[4], const Shared& s, int r, int j,
+                                        int lane) {
   ldmatrix_x4_trans(out, whole_block(s.a, a_block(r, j), lane));
 }
 __device__ __forceinline__ void unpack_block(float (&d)[8], const uint32_t (&x)[4]) {
@@ -315,7 +314,8 @@ __device__ __forceinline__ void unpack_block(float (&d)[8], const uint32_t (&x)[
     d[2 * i + 1] = pair.y;
   }
 }
-__device__ __forceinline__ void start_from_a(float (&d)[8], const Shared& s, int r, int j, int lane) {
+__device__ __forceinline__ void start_from_a(float (&d)[8], const Shared& s, int r, int j,
+                                             int lane) {
   uint32_t x[4];
   ldmatrix_x4(x, whole_block(s.a, a_block(r, j), lane));
   unpack_block(d, x);
@@ -329,13 +329,14 @@ __device__ __forceinline__ void to_operand(uint32_t (&t)[4], const float (&d)[8]
 __device__ __forceinline__ uint32_t gated(float x, float y, int row8, int column8, const Slot& slot,
                                           const Lane& own, int lane) {
   const float factor = -exp2_approx(own.gate[row8] - slot.gate[8 * column8 + 7]);
-  const float2 column = *reinterpret_cast<const float2*>(&slot.column[8 * column8 + 2 * (lane % 4)]);
+  const float2 column =
+      *reinterpret_cast<const float2*>(&slot.column[8 * column8 + 2 * (lane % 4)]);
   return pack_bf16(x * (factor * column.x), y * (factor * column.y));
 }
 __device__ __forceinline__ void store_gated(const float (&d)[8], int r, int n, const Slot& slot,
                                             const Lane& own, uint8_t* image, int lane) {
-  const int row = 16 * r + lane % 16, piece = 2 * n + lane / 16;
-  stmatrix_x4(smem_address(image + row * 128 + ((piece ^ (row % 8)) * 16)),
+  const int block = image_offset(2 * r + (lane / 8) % 2, 2 * n + lane / 16);
+  stmatrix_x4(smem_address(image + block + (lane % 8) * 16),
               gated(d[0], d[1], 2 * r, 2 * n, slot, own, lane),
               gated(d[2], d[3], 2 * r + 1, 2 * n, slot, own, lane),
               gated(d[4], d[5], 2 * r, 2 * n + 1, slot, own, lane),
@@ -343,8 +344,8 @@ __device__ __forceinline__ void store_gated(const float (&d)[8], int r, int n, c
 }
 
 // 8 -> 16 in all four diagonal blocks at once: two blocks share a product, block-diagonally.
-__device__ __forceinline__ void merge_8(const Shared& s, Slot& slot, const Lane& own, uint8_t* image,
-                                        int lane) {
+__device__ __forceinline__ void merge_8(const Shared& s, Slot& slot, const Lane& own,
+                                        uint8_t* image, int lane) {
   uint32_t left[4], right[4], start[4], last[4];
   const int matrix = lane / 8;
   ldmatrix_x4(left, quadrant(slot.w, matrix, 1, 1, lane));
@@ -372,14 +373,13 @@ __device__ __forceinline__ void merge_8(const Shared& s, Slot& slot, const Lane&
     out[b + 1] = gated(t[2], t[3], 2 * b + 3, 2 * b + 2, slot, own, lane);
   }
   stmatrix_x4(quadrant(slot.w, matrix, 1, 0, lane), merged[0], merged[1], merged[2], merged[3]);
-  const int row = 16 * matrix + 8 + lane % 8;
-  stmatrix_x4(smem_address(image + row * 128 + (((2 * matrix) ^ (row % 8)) * 16)), out[0], out[1],
-              out[2], out[3]);
+  stmatrix_x4(smem_address(image + image_offset(2 * matrix + 1, 2 * matrix) + (lane % 8) * 16),
+              out[0], out[1], out[2], out[3]);
 }
 
 // 16 -> 32: blocks (1, 0) and (3, 2).
-__device__ __forceinline__ void merge_16(const Shared& s, Slot& slot, const Lane& own, uint8_t* image,
-                                         int lane) {
+__device__ __forceinline__ void merge_16(const Shared& s, Slot& slot, const Lane& own,
+                                         uint8_t* image, int lane) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int r = 2 * h + 1;
@@ -438,12 +438,13 @@ __device__ __forceinline__ void merge_32(const Shared& s, const Slot& slot, cons
 __device__ __forceinline__ void solve_head(const Shared& s, Slot& slot, uint8_t* image, bf16* tile,
                                            int lane) {
   substitute(lane, s, slot, image);
-  clear_upper(lane, slot, image);
+  clear_upper(lane, slot);
   Lane own;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     own.gate[i] = slot.gate[8 * i + lane / 4];
-    own.minus_beta[i] = *reinterpret_cast<const uint32_t*>(&slot.minus_beta[8 * i + 2 * (lane % 4)]);
+    own.minus_beta[i] =
+        *reinterpret_cast<const uint32_t*>(&slot.minus_beta[8 * i + 2 * (lane % 4)]);
   }
   __syncwarp();
   merge_8(s, slot, own, image, lane);
@@ -456,7 +457,8 @@ __device__ __forceinline__ void solve_head(const Shared& s, Slot& slot, uint8_t*
   if (lane == 0) bulk_store(tile, image, kImageBytes);
 }
 
-__global__ void __launch_bounds__(kThreads, 5) prepare_kernel(const __grid_constant__ PrepareParams p) {
+__global__ void __launch_bounds__(kThreads, 6)
+    prepare_kernel(const __grid_constant__ PrepareParams p) {
   extern __shared__ __align__(128) uint8_t raw_shared[];
   auto& s = *reinterpret_cast<Shared*>(raw_shared);
   const int64_t chunk_index = blockIdx.x / p.heads_k;
@@ -502,7 +504,7 @@ __global__ void __launch_bounds__(kThreads, 5) prepare_kernel(const __grid_const
       load_gates(p, chunk, first_record + h, key_head * group + h, lane, slot);
     }
     __syncwarp();
-    solve_head(s, slot, s.image[warp], p.tiles + (first_record + h) * kChunkTokens * kChunkTokens, lane);
+    solve_head(s, slot, s.image[warp], p.tiles + (first_record + h) * kRecordElements, lane);
   }
   if (lane == 0) bulk_store_wait();  // shared memory is read to the end
 }

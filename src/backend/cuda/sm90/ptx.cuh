@@ -1,6 +1,6 @@
-// Thin wrappers over the sm_90a instructions the kernels use: mbarrier, bulk and tensor copies, wgmma,
-// ldmatrix/stmatrix, mma.sync. No policy. With GDN_SM90_DEBUG every wait is bounded and traps with a
-// message, so that a lost arrival ends the program instead of hanging the device.
+// Thin wrappers over the sm_90a instructions the kernels use: mbarrier, bulk and tensor copies,
+// wgmma, ldmatrix/stmatrix, mma.sync. No policy. With GDN_SM90_DEBUG every wait is bounded and
+// traps with a message, so that a lost arrival ends the program instead of hanging the device.
 #pragma once
 
 #include <cuda.h>
@@ -90,14 +90,17 @@ __device__ __forceinline__ uint64_t evict_first_policy() {
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-__device__ __forceinline__ uint64_t evict_normal_policy() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
+// Box of a rank-4 tensor map to shared memory, completing on `bar`; with or without a cache policy.
+__device__ __forceinline__ void tensor_load(void* dst, const CUtensorMap* map, uint64_t* bar,
+                                            int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(smem_address(dst)),
+      "l"(map), "r"(smem_address(bar)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
 }
-// Box of a rank-4 tensor map to shared memory, completing on `bar`.
-__device__ __forceinline__ void tensor_load(void* dst, const CUtensorMap* map, uint64_t* bar, int c0,
-                                            int c1, int c2, int c3, uint64_t policy) {
+__device__ __forceinline__ void tensor_load(void* dst, const CUtensorMap* map, uint64_t* bar,
+                                            int c0, int c1, int c2, int c3, uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(smem_address(dst)),
@@ -105,19 +108,29 @@ __device__ __forceinline__ void tensor_load(void* dst, const CUtensorMap* map, u
       : "memory");
 }
 // `bytes` contiguous bytes (a multiple of 16) to shared memory, completing on `bar`.
-__device__ __forceinline__ void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar,
-                                          uint64_t policy) {
+__device__ __forceinline__ void bulk_load(void* dst, const void* src, uint32_t bytes,
+                                          uint64_t* bar) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(smem_address(dst)),
-      "l"(src), "r"(bytes), "r"(smem_address(bar)), "l"(policy)
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(smem_address(dst)),
+      "l"(src), "r"(bytes), "r"(smem_address(bar))
       : "memory");
 }
-// `bytes` contiguous bytes from shared memory; bulk_store_wait: this thread's stores have read theirs.
+// `bytes` contiguous bytes, or a box, from shared memory; bulk_store_wait: this thread's stores
+// have read theirs.
 __device__ __forceinline__ void bulk_store(void* dst, const void* src, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst),
                "r"(smem_address(src)), "r"(bytes)
                : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void tensor_store(const CUtensorMap* map, const void* src, int c0,
+                                             int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+          map),
+      "r"(smem_address(src)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 __device__ __forceinline__ void bulk_store_wait() {

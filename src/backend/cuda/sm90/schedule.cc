@@ -20,8 +20,8 @@ WalkPiece make_piece(const Job& job, int64_t begin, int64_t end) {
   piece.row = chain.row + begin * kChunkTokens;
   piece.first_chunk = static_cast<int32_t>(chain.first_chunk + begin);
   piece.chunks = static_cast<int32_t>(end - begin);
-  piece.tokens = static_cast<int32_t>(std::min(chain.tokens, end * kChunkTokens) -
-                                      begin * kChunkTokens);
+  piece.tokens =
+      static_cast<int32_t>(std::min(chain.tokens, end * kChunkTokens) - begin * kChunkTokens);
   piece.key_head = job.key_head;
   piece.enter = chain.enter;
   piece.enter_index = static_cast<int32_t>(chain.enter_index);
@@ -72,9 +72,8 @@ Schedule fill(const std::vector<Job>& jobs, int64_t makespan, bool one_each) {
 Schedule make_schedule(const std::vector<Chain>& chains, int heads_k, int lane_groups) {
   std::vector<size_t> order(chains.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return chains[a].chunks() > chains[b].chunks();
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return chains[a].chunks() > chains[b].chunks(); });
   std::vector<Job> jobs;
   int64_t longest = 0, total = 0;
   for (const size_t index : order) {

@@ -1,7 +1,8 @@
-// Which blocks walk what. Chains (a segment and a key head) are laid one after another over lane groups of G
-// blocks and wrapped at the makespan max(longest chain, work / lane groups): the part of a chain that does
-// not fit at the end of one lane group is its last part; its first part opens the next lane group, so it is
-// done in time, and the state passes through memory bit by bit. Results do not depend on the cuts.
+// Which blocks walk what. Chains (a segment and a key head) are laid one after another over lane
+// groups of G blocks and wrapped at the makespan max(longest chain, work / lane groups): the part
+// of a chain that does not fit at the end of one lane group is its last part; its first part opens
+// the next lane group, so it is done in time, and the state passes through memory bit by bit.
+// Results do not depend on the cuts.
 #pragma once
 
 #include <cstdint>

@@ -24,7 +24,7 @@ EncodeFunction find_encoder() {
 }  // namespace
 
 Status make_tensor_map(const void* data, int64_t tokens, int64_t heads, int64_t token_stride,
-                       CUtensorMap* map) {
+                       int halves, CUtensorMap* map) {
   static const EncodeFunction encode = find_encoder();
   if (encode == nullptr) {
     return Status(ErrorCode::kDevice, "cuTensorMapEncodeTiled: not found in the CUDA driver");
@@ -34,7 +34,7 @@ Status make_tensor_map(const void* data, int64_t tokens, int64_t heads, int64_t 
                                static_cast<cuuint64_t>(heads)};
   const cuuint64_t strides[3] = {static_cast<cuuint64_t>(token_stride) * kElement, kHalf * kElement,
                                  kHead * kElement};
-  const cuuint32_t box[4] = {kHalf, 64, 2, 1};
+  const cuuint32_t box[4] = {kHalf, 64, static_cast<cuuint32_t>(halves), 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const CUresult result =
       encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), sizes, strides, box,

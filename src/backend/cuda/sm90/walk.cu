@@ -1,8 +1,7 @@
 // k_walk and k_summary: the walks of walk.cuh with and without q and o.
-#include "backend/cuda/sm90/walk.h"
-
 #include "backend/cuda/common/launch.h"
 #include "backend/cuda/sm90/walk.cuh"
+#include "backend/cuda/sm90/walk.h"
 
 namespace gdn::sm90 {
 namespace {

@@ -1,8 +1,9 @@
-// Warpgroup products m64nNk16, bf16 operands, fp32 accumulators: A in registers or shared memory, B in
-// shared memory. A shared operand is made of tiles of 64 rows x 64 bf16 (8,192 bytes, 1,024-byte
+// Warpgroup products m64nNk16, bf16 operands, fp32 accumulators: A in registers or shared memory, B
+// in shared memory. A shared operand is made of tiles of 64 rows x 64 bf16 (8,192 bytes, 1,024-byte
 // aligned, 128-byte swizzle): element (r, c) at byte r*128 + ((c/8) ^ (r%8))*16 + (c%8)*2.
-// `K-major` B is stored [n][k] (one k step of 16 = +32 bytes), `transposed` B is stored [k][n] (+2,048).
-// Accumulator i of a thread: row 16*warp + lane/4 + 8*((i/2)%2), column 8*(i/4) + 2*(lane%4) + i%2.
+// `K-major` B is stored [n][k] (one k step of 16 = +32 bytes), `transposed` B is stored [k][n]
+// (+2,048). Accumulator i of a thread: row 16*warp + lane/4 + 8*((i/2)%2), column 8*(i/4) +
+// 2*(lane%4) + i%2.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +12,20 @@ namespace gdn::sm90 {
 
 inline constexpr int kTileBytes = 64 * 64 * 2;
 
-// Descriptor of a 128-byte-swizzled operand. K-major: leading offset unused, 1,024 bytes between groups
-// of 8 rows. Transposed: `leading` bytes between tiles of 64 columns.
+// Descriptor of a 128-byte-swizzled operand. K-major: leading offset unused, 1,024 bytes between
+// groups of 8 rows. Transposed: `leading` bytes between tiles of 64 columns.
 __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t leading = 16) {
   return static_cast<uint64_t>((address & 0x3FFFF) >> 4) |
          (static_cast<uint64_t>(leading >> 4) << 16) | (static_cast<uint64_t>(1024 >> 4) << 32) |
          (1ull << 62);
+}
+
+// The same without a swizzle: 8 x 8 blocks of 128 contiguous bytes. K-major: `leading` bytes
+// between blocks that are neighbours in k, `stride` bytes between groups of 8 rows.
+__device__ __forceinline__ uint64_t plain_descriptor(uint32_t address, uint32_t leading,
+                                                     uint32_t stride) {
+  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) |
+         (static_cast<uint64_t>(leading >> 4) << 16) | (static_cast<uint64_t>(stride >> 4) << 32);
 }
 
 __device__ __forceinline__ void wgmma_fence() {
@@ -36,16 +45,16 @@ __device__ __forceinline__ void settle(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-#define GDN_ACC8(d, o)                                                                          \
+#define GDN_ACC8(d, o)                                                                        \
   "+f"(d[o]), "+f"(d[o + 1]), "+f"(d[o + 2]), "+f"(d[o + 3]), "+f"(d[o + 4]), "+f"(d[o + 5]), \
       "+f"(d[o + 6]), "+f"(d[o + 7])
 #define GDN_ACC32(d, o) GDN_ACC8(d, o), GDN_ACC8(d, o + 8), GDN_ACC8(d, o + 16), GDN_ACC8(d, o + 24)
-#define GDN_NAMES32                                                                         \
+#define GDN_NAMES32                                                                       \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
   "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define GDN_NAMES64                                                                             \
-  GDN_NAMES32                                                                                   \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, "   \
+#define GDN_NAMES64                                                                         \
+  GDN_NAMES32                                                                               \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
   "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 // d (+)= a b, N = 64; a: four registers of this thread's fragment. kTransB: B is stored [k][n].
