@@ -33,7 +33,7 @@ void load_chunk_keys(const StageCall& call, const Chunk& chunk, int64_t head_k, 
 //   dVd = to_end o (K dS) + P^T dO;  U = dVd + Z^T (beta o dVd);  dY = beta o U
 template <typename T>
 void adjoint_values(const StageCall& call, const Chunk& chunk, const ChunkGates<T>& gates,
-                    int64_t head, Mat<T> z, Mat<T> ds, const BackwardScratch<T>& s) {
+                    int64_t head, Mat<T> z, Mat<T> ds, Ends ends, const BackwardScratch<T>& s) {
   const Dims& d = call.dims;
   const int64_t rows = chunk.rows;
   gamma_lower(gates.high, gates.low, rows, s.gamma);
@@ -47,7 +47,11 @@ void adjoint_values(const StageCall& call, const Chunk& chunk, const ChunkGates<
     }
     scale_row(s.do_dy.row(i), gates.scaled_from_start[i], s.weighted.row(i), d.v);
   }
-  gemm<Init::kZero>(rows, d.v, d.k, s.qk_rows.at(rows, 0).left(), ds, s.u);
+  if (ends.from_zero) {
+    zero_matrix(rows, d.v, s.u);
+  } else {
+    gemm<Init::kZero>(rows, d.v, d.k, s.qk_rows.at(rows, 0).left(), ds, s.u);
+  }
   lower_transposed_times<Init::kScale>(rows, d.v, s.p, s.do_dy, s.u, gates.to_end);
   for (int64_t i = 0; i < rows; ++i) scale_row(s.u.row(i), gates.beta[i], s.values.row(i), d.v);
   lower_transposed_times<Init::kAdd>(rows, d.v, z, s.values, s.u);
@@ -105,7 +109,8 @@ void summarize_backward_item_t(const StageCall& call, int64_t index, int worker)
       const Mat<T> ds = s.ds.at((head - item.begin) * d.k, 0);
       T* record = prepared_record<T>(call, chunk, head);
       const ChunkGates<T> gates(record, static_cast<T>(call.args->problem.scale()), d.k);
-      adjoint_values(call, chunk, gates, head, Mat<T>{record + PreparedRecord::kZ, kChunk}, ds, s);
+      adjoint_values(call, chunk, gates, head, Mat<T>{record + PreparedRecord::kZ, kChunk}, ds,
+                     Ends{}, s);
       adjoint_state(call, chunk, gates, ds, s);
     }
   }

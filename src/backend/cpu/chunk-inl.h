@@ -34,6 +34,13 @@ struct Chunk {
         rows((tokens + 15) / 16 * 16) {}
 };
 
+// Products that one step of a walk can leave out: where the walked state is 0 before it, and where
+// nobody needs it after it. Most of the work of documents of one chunk.
+struct Ends {
+  bool from_zero = false;
+  bool last = false;
+};
+
 template <typename T>
 T* prepared_record(const StageCall& call, const Chunk& chunk, int64_t head) {
   return static_cast<T*>(call.args->prepared) +
@@ -126,14 +133,24 @@ void weigh_values(const Chunk& chunk, const ChunkGates<T>& gates, int64_t n, Mat
   }
 }
 
+template <typename T>
+void zero_matrix(int64_t m, int64_t n, Mat<T> to) {
+  for (int64_t i = 0; i < m; ++i) zero_row(to.row(i), n);
+}
+
 // One chunk of the state recurrence: state [K, n] <- exp(G_C) state + K^T (to_end o Vd). e and by
 // [rows, n] are scratch; e returns E.
 template <typename T>
 void advance_state(const StageCall& call, const Chunk& chunk, const ChunkGates<T>& gates, Mat<T> z,
                    Mat<T> k, const TensorView& v, int64_t head, int64_t n, Mat<T> state, Mat<T> e,
-                   Mat<T> by) {
-  gemm<Init::kZero>(chunk.rows, n, call.dims.k, k.left(), state, e);
+                   Mat<T> by, Ends ends) {
+  if (ends.from_zero) {
+    zero_matrix(chunk.rows, n, e);
+  } else {
+    gemm<Init::kZero>(chunk.rows, n, call.dims.k, k.left(), state, e);
+  }
   solve_values(chunk, gates, z, v, head, n, e, by);
+  if (ends.last) return;
   weigh_values(chunk, gates, n, e, by);
   gemm<Init::kScale>(call.dims.k, n, chunk.rows, k.transposed(), by, state, gates.decay);
 }

@@ -109,6 +109,7 @@ void stages(benchmark::State& state, DType operand, What what) {
 #define GDN_CPU_BENCH(name, operand, what)       \
   BENCHMARK_CAPTURE(stages, name, operand, what) \
       ->Args({4096, 16, 48, 128})                \
+      ->Args({256, 16, 48, 128})                 \
       ->Args({4096, 16, 48, 64})                 \
       ->Unit(benchmark::kMillisecond)            \
       ->UseRealTime()

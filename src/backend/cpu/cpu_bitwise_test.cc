@@ -222,6 +222,34 @@ TEST(CpuBitwise, SlackRowsAreNotReadAndBecomeZero) {
   }
 }
 
+// States that are absent count as 0, and the products that only they need are left out.
+TEST(CpuBitwise, AbsentStatesAreZeros) {
+  BatchSpec spec = spec_of({300, 5, 64, 129}, DType::kFloat32);
+  Batch zeros = make(spec);
+  spec.initial_state = spec.dfinal_state = false;
+  const Batch absent = make(spec);
+  for (HostTensor* x : {&zeros.initial_state, &zeros.dfinal_state}) {
+    std::memset(x->view.data, 0, static_cast<size_t>(x->buffer.bytes()));
+  }
+  for (const auto& [to, from] : {std::pair{&zeros.q, &absent.q},
+                                 {&zeros.k, &absent.k},
+                                 {&zeros.v, &absent.v},
+                                 {&zeros.g, &absent.g},
+                                 {&zeros.beta, &absent.beta},
+                                 {&zeros.d_o, &absent.d_o}}) {
+    to->view = from->view;
+  }
+  const Plan plan = plan_by_hand(zeros, {{64, 128, 108}, {5}, {64}, {129}});
+  const BatchResult want = run(zeros, plan);
+  expect_same(run(absent, plan), want);
+  BatchResult got = run(absent, plan, [](Views& views) {
+    views.forward.final_state = views.backward.dinitial_state = {};
+  });
+  got.final_state.view = want.final_state.view;
+  got.dinitial_state.view = want.dinitial_state.view;
+  expect_same(got, want);
+}
+
 // A loop inside a loop runs on its caller alone: one thread.
 TEST(CpuBitwise, ThreadsAndRepeats) {
   BatchSpec spec = spec_of({300, 5, 129}, DType::kFloat32);

@@ -31,6 +31,11 @@ struct HeadItem {
     begin = head_k * call.dims.group + item % call.head_parts * heads;
     end = begin + heads;
   }
+
+  // At chunk c of the forward walk: does it start from no state?
+  bool enters_at_zero(const TensorView& initial_state, int64_t c) const {
+    return c == 0 && segment.starts_document() && !initial_state.present();
+  }
 };
 
 template <typename T>
@@ -65,7 +70,7 @@ void attention_weights(int64_t rows, T scale, Mat<T> qk, Mat<T> gamma, Mat<T> p)
 
 // ---- run --------------------------------------------------------------------------------------
 template <typename T>
-void run_chunk(const StageCall& call, const Chunk& chunk, int64_t head, Mat<T> state,
+void run_chunk(const StageCall& call, const Chunk& chunk, int64_t head, Mat<T> state, Ends ends,
                const ForwardScratch<T>& s) {
   const Dims& d = call.dims;
   const int64_t rows = chunk.rows;
@@ -74,7 +79,11 @@ void run_chunk(const StageCall& call, const Chunk& chunk, int64_t head, Mat<T> s
   const ChunkGates<T> gates(record, scale, d.k);
   const Mat<T> e = s.rows.at(rows, 0);
 
-  gemm<Init::kZero>(2 * rows, d.v, d.k, s.qk_rows.left(), state, s.rows);
+  if (ends.from_zero) {
+    zero_matrix(2 * rows, d.v, s.rows);
+  } else {
+    gemm<Init::kZero>(2 * rows, d.v, d.k, s.qk_rows.left(), state, s.rows);
+  }
   solve_values(chunk, gates, Mat<T>{record + PreparedRecord::kZ, kChunk}, call.args->in.v, head,
                d.v, e, s.values);
   gamma_lower(gates.high, gates.low, rows, s.gamma);
@@ -84,6 +93,7 @@ void run_chunk(const StageCall& call, const Chunk& chunk, int64_t head, Mat<T> s
   for (int64_t i = 0; i < chunk.tokens; ++i) {
     store_row(call.o, chunk.row + i, head, s.rows.row(i), d.v);
   }
+  if (ends.last) return;
   for (int64_t i = 0; i < rows; ++i) scale_row(e.row(i), gates.to_end[i], e.row(i), d.v);
   gemm<Init::kScale>(d.k, d.v, rows, s.qk_rows.at(rows, 0).transposed(), e, state, gates.decay);
 }
@@ -100,18 +110,21 @@ void run_item_t(const StageCall& call, int64_t index, int worker) {
 
   enter_segment(call, item, call.initial_state,
                 call.args->tables[static_cast<int>(Table::kBoundary)], s.state);
+  const bool want_final = item.segment.ends_document() && call.final_state.present();
   for (int64_t c = 0; c < item.segment.chunks(); ++c) {
     const Chunk chunk(item.segment, c);
+    const Ends ends{item.enters_at_zero(call.initial_state, c),
+                    c == item.segment.chunks() - 1 && !want_final};
     const Mat<T> k = s.qk_rows.at(chunk.rows, 0);
     load_keys(in.q, chunk, item.head_k, d.k, s.qk_rows, norms_or_null);
     load_keys(in.k, chunk, item.head_k, d.k, k, norms_or_null);
     transpose(chunk.rows, d.k, k, s.k_transposed);
     product_lower(chunk.rows, d.k, s.qk_rows, s.k_transposed, s.qk);
     for (int64_t head = item.begin; head < item.end; ++head) {
-      run_chunk(call, chunk, head, s.state.at((head - item.begin) * d.k, 0), s);
+      run_chunk(call, chunk, head, s.state.at((head - item.begin) * d.k, 0), ends, s);
     }
   }
-  if (item.segment.ends_document() && call.final_state.present()) {
+  if (want_final) {
     for (int64_t head = item.begin; head < item.end; ++head) {
       store_state(s.state.at((head - item.begin) * d.k, 0), call.final_state, item.segment.doc,
                   head, d);
@@ -151,10 +164,10 @@ void summarize_item_t(const StageCall& call, int64_t index, int worker) {
       const ChunkGates<T> gates(record, T{1}, d.k);
       const Mat<T> z{record + PreparedRecord::kZ, kChunk};
       advance_state(call, chunk, gates, z, s.qk_rows, call.args->in.v, head, d.v, s.state.at(at, 0),
-                    s.rows, s.values);
+                    s.rows, s.values, Ends{});
       if (want_map) {
         advance_state(call, chunk, gates, z, s.qk_rows, none, head, d.k, s.map.at(at, 0), s.rows,
-                      s.values);
+                      s.values, Ends{});
       }
     }
   }

@@ -74,11 +74,19 @@ void straddling_sums(int64_t rows, Mat<T> pairs, T* HWY_RESTRICT straddle) {
 // The gradients that go through S_in and dS_out: dq_dk = [scale exp(G) dO; -exp(G) dY] S_in^T,
 // dk_end = (to_end o Vd) dS_out^T, their dots with q and k, all added to dq and dk.
 template <typename T>
-void state_gradients(int64_t rows, const Dims& dims, bool first_head, const Recomputed<T>& kept,
-                     const BackwardScratch<T>& s, T* HWY_RESTRICT from_start,
-                     T* HWY_RESTRICT to_end) {
-  gemm<Init::kZero>(2 * rows, dims.k, dims.v, s.weighted.left(), kept.state_transposed, s.dq_dk);
-  gemm<Init::kZero>(rows, dims.k, dims.v, s.values.left(), s.ds_transposed, s.dk_end);
+void state_gradients(int64_t rows, const Dims& dims, bool first_head, bool state_is_zero, Ends ends,
+                     const Recomputed<T>& kept, const BackwardScratch<T>& s,
+                     T* HWY_RESTRICT from_start, T* HWY_RESTRICT to_end) {
+  if (state_is_zero) {
+    zero_matrix(2 * rows, dims.k, s.dq_dk);
+  } else {
+    gemm<Init::kZero>(2 * rows, dims.k, dims.v, s.weighted.left(), kept.state_transposed, s.dq_dk);
+  }
+  if (ends.from_zero) {
+    zero_matrix(rows, dims.k, s.dk_end);
+  } else {
+    gemm<Init::kZero>(rows, dims.k, dims.v, s.values.left(), s.ds_transposed, s.dk_end);
+  }
   const hn::ScalableTag<T> d;
   for (int64_t i = 0; i < rows; ++i) {
     auto start = hn::Zero(d);
@@ -151,14 +159,15 @@ void store_gate_gradients(const StageCall& call, const Chunk& chunk, int64_t hea
 // All gradients of one chunk and value head; ds goes from dS_out to dS_in.
 template <typename T>
 void chunk_gradients(const StageCall& call, const Chunk& chunk, int64_t head, bool first_head,
-                     const Recomputed<T>& kept, Mat<T> ds, double* sums,
-                     const BackwardScratch<T>& s) {
+                     bool state_is_zero, Ends ends, const Recomputed<T>& kept, Mat<T> ds,
+                     double* sums, const BackwardScratch<T>& s) {
   const Dims& d = call.dims;
   const int64_t rows = chunk.rows;
   const T scale = static_cast<T>(call.args->problem.scale());
   T* record = prepared_record<T>(call, chunk, head);
   const ChunkGates<T> gates(record, scale, d.k);
-  adjoint_values(call, chunk, gates, head, Mat<T>{record + PreparedRecord::kZ, kChunk}, ds, s);
+  adjoint_values(call, chunk, gates, head, Mat<T>{record + PreparedRecord::kZ, kChunk}, ds, ends,
+                 s);
 
   T dbeta[kChunk];
   for (int64_t i = 0; i < rows; ++i) {
@@ -172,13 +181,16 @@ void chunk_gradients(const StageCall& call, const Chunk& chunk, int64_t head, bo
   for (int64_t i = 0; i < rows; ++i) {
     scale_row(s.values.row(i), gates.to_end[i], s.values.row(i), d.v);
   }
-  transpose(d.k, d.v, ds, s.ds_transposed);
+  if (!ends.from_zero) transpose(d.k, d.v, ds, s.ds_transposed);
 
   T from_start[kChunk], to_end[kChunk], straddle[kChunk];
-  state_gradients(rows, d, first_head, kept, s, from_start, to_end);
+  state_gradients(rows, d, first_head, state_is_zero, ends, kept, s, from_start, to_end);
   pair_gradients(rows, d.v, scale, s);
   straddling_sums(rows, s.pairs, straddle);
-  const T through = gates.decay[0] * matrix_dot(d.v, d.k, s.ds_transposed, kept.state_transposed);
+  T through = 0;
+  if (!state_is_zero && !ends.from_zero) {
+    through = gates.decay[0] * matrix_dot(d.v, d.k, s.ds_transposed, kept.state_transposed);
+  }
   store_gate_gradients(call, chunk, head, straddle, from_start, to_end, through, dbeta, sums);
 
   const Mat<T> k = s.qk_rows.at(rows, 0);
@@ -186,7 +198,7 @@ void chunk_gradients(const StageCall& call, const Chunk& chunk, int64_t head, bo
   lower_times<Init::kAdd>(rows, d.k, s.n, k, s.dk);
   lower_transposed_times<Init::kAdd>(rows, d.k, s.p, s.qk_rows, s.dk);
   lower_transposed_times<Init::kAdd>(rows, d.k, s.n, k, s.dk);
-  adjoint_state(call, chunk, gates, ds, s);
+  if (!ends.last) adjoint_state(call, chunk, gates, ds, s);
 }
 
 // dx = (dxn - xn (xn . dxn)) / |x| of a row xn = x / |x|, in place; then to the operand's dtype.
@@ -224,9 +236,11 @@ void recompute_block(const StageCall& call, const HeadItem& item, int64_t begin,
       T* record = prepared_record<T>(call, chunk, head);
       const ChunkGates<T> gates(record, T{1}, d.k);
       const Recomputed<T> kept(s.blocks + ((c - begin) * d.group + j) * block_elements, d);
-      if (keep) transpose(d.k, d.v, state, kept.state_transposed);
+      const Ends ends{item.enters_at_zero(call.grads->initial_state, c),
+                      c == item.segment.chunks() - 1};
+      if (keep && !ends.from_zero) transpose(d.k, d.v, state, kept.state_transposed);
       advance_state(call, chunk, gates, Mat<T>{record + PreparedRecord::kZ, kChunk}, s.qk_rows,
-                    call.args->in.v, head, d.v, state, keep ? kept.e : s.u, s.values);
+                    call.args->in.v, head, d.v, state, keep ? kept.e : s.u, s.values, ends);
     }
   }
 }
@@ -244,6 +258,8 @@ void run_backward_item_t(const StageCall& call, int64_t index, int worker) {
   double* sums =
       call.gate_sums ? call.gate_sums + 2 * (index / d.heads_qk * d.heads_v + item.begin) : nullptr;
   if (sums) std::fill_n(sums, 2 * d.group, 0.0);
+
+  const bool want_initial = segment.starts_document() && call.grads->dinitial_state.present();
 
   // Checkpoints at every block's beginning; the last block is kept on the way.
   const int64_t state_elements = d.group * d.k * d.ldv;
@@ -265,14 +281,18 @@ void run_backward_item_t(const StageCall& call, int64_t index, int worker) {
     }
     for (int64_t c = end - 1; c >= begin; --c) {
       const Chunk chunk(segment, c);
+      const bool state_is_zero = item.enters_at_zero(call.grads->initial_state, c);
+      const Ends ends{c == segment.chunks() - 1 && segment.ends_document() &&
+                          !call.grads->dfinal_state.present(),
+                      c == 0 && !want_initial};
       load_chunk_keys(call, chunk, item.head_k, normed ? norms_q : nullptr,
                       normed ? norms_k : nullptr, s);
       const Mat<T> k = s.qk_rows.at(chunk.rows, 0);
       product_lower(chunk.rows, d.k, k, s.k_transposed, s.kk);
       for (int64_t j = 0; j < d.group; ++j) {
         const Recomputed<T> kept(s.blocks + ((c - begin) * d.group + j) * plan.elements, d);
-        chunk_gradients(call, chunk, item.begin + j, j == 0, kept, s.ds.at(j * d.k, 0),
-                        sums ? sums + 2 * j : nullptr, s);
+        chunk_gradients(call, chunk, item.begin + j, j == 0, state_is_zero, ends, kept,
+                        s.ds.at(j * d.k, 0), sums ? sums + 2 * j : nullptr, s);
       }
       store_key_gradients(call.grads->dq, chunk, item.head_k, d.k, s.qk_rows,
                           normed ? norms_q : nullptr, s.dq);
@@ -280,7 +300,7 @@ void run_backward_item_t(const StageCall& call, int64_t index, int worker) {
                           s.dk);
     }
   }
-  if (segment.starts_document() && call.grads->dinitial_state.present()) {
+  if (want_initial) {
     for (int64_t j = 0; j < d.group; ++j) {
       store_state(s.ds.at(j * d.k, 0), call.grads->dinitial_state, segment.doc, item.begin + j, d);
     }

@@ -144,8 +144,8 @@ HWY_INLINE hn::Vec<D> load_blocks(D d, const T* HWY_RESTRICT from, int64_t step)
 }
 #endif
 
-// to [n, m] = from [m, n] transposed; m and n are multiples of 16. Square tiles of 16 bytes, one per
-// block of a vector, so that every store is a whole vector.
+// to [n, m] = from [m, n] transposed; m and n are multiples of 16. Square tiles of 16 bytes, one
+// per block of a vector, so that every store is a whole vector.
 template <typename T>
 void transpose(int64_t m, int64_t n, Mat<T> from, Mat<T> to) {
 #if HWY_TARGET == HWY_SCALAR
