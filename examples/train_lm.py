@@ -34,9 +34,9 @@ ROOT = Path(__file__).resolve().parents[1]
 def parse():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument("files", nargs="*", type=Path, help="text files, a document each")
-    p.add_argument("--steps", type=int, default=100)
-    p.add_argument("--tokens", type=int, default=2048, help="of a step, over all ranks")
-    p.add_argument("--document", type=int, default=1024, help="longest document in a step")
+    p.add_argument("--steps", type=int, default=120)
+    p.add_argument("--tokens", type=int, default=1024, help="of a step, over all ranks")
+    p.add_argument("--document", type=int, default=512, help="longest document in a step")
     p.add_argument("--layers", type=int, default=3)
     p.add_argument("--width", type=int, default=128)
     p.add_argument("--lr", type=float, default=3e-3)
