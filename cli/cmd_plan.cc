@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "base/thread_pool.h"
 #include "command.h"
+#include "gdn/backend.h"
 #include "gdn/plan.h"
 #include "io/batch_file.h"
 #include "io/safetensors.h"
@@ -72,8 +72,9 @@ class PlanCommand : public Command {
     sub->option_defaults()->group("Plan of one rank");
     sub->add_option("--rank", rank_, "describe the plan of this rank, 0 to W-1");
     shape_.add_to(*sub, "the workload's or file's, or 2,6");
-    sub->add_option("--workers", workers_,
-                    "SMs or threads that should have work [default: this machine's threads]")
+    sub->add_option(
+           "--workers", workers_,
+           "SMs or threads that should have work [default: as the fastest CPU backend asks]")
         ->check(at_least(1));
     sub->add_option("--tile", tile_, "tokens, a multiple of 64 [default: 0, off]")
         ->check(at_least(0));
@@ -109,13 +110,25 @@ class PlanCommand : public Command {
     const PlanOptions options{.heads_v = spec.heads_v,
                               .dim_k = spec.dim_k,
                               .dim_v = spec.dim_v,
-                              .workers = workers_ > 0 ? workers_ : num_threads(),
+                              .workers = workers_ > 0 ? workers_ : default_workers(spec),
                               .tile = tile_,
                               .exchange = *policy};
     return json_ ? as_json(*partition, options) : as_text(*partition, options);
   }
 
  private:
+  static int64_t default_workers(const BatchSpec& spec) {
+    const Problem problem{.heads_qk = spec.heads_qk,
+                          .heads_v = spec.heads_v,
+                          .dim_k = spec.dim_k,
+                          .dim_v = spec.dim_v,
+                          .operand = DType::kBFloat16,
+                          .device = {},
+                          .options = {}};
+    const Result<const Backend*> backend = pick_backend(problem);
+    return backend ? (*backend)->workers() : 1;
+  }
+
   // Heads and dims of q and v where the file has them: the last two axes of each.
   Status shape_of_file(BatchSpec& spec) const {
     spec.heads_qk = 2;
