@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,6 +33,7 @@ class Context:
         self.handle: int = ops.session_create(partition.handle, member.rank, "", "auto", 0)
         weakref.finalize(self, ops.session_free, self.handle).atexit = False
         self._digests: dict[tuple, int] = {}
+        self.halos: dict[int, Any] = {}  # conv.Halo by width
 
     def __repr__(self) -> str:
         return f"Context(rank {self.rank} of {self.partition!r} on {self.device})"

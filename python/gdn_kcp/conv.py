@@ -24,13 +24,16 @@ class Halo:
         self.shape = (ctx.local_cu_seqlens.numel() - 1, width - 1)
         send: list[list[int]] = [[] for _ in range(self.size)]  # my rows, for each rank
         receive: list[list[int]] = [[] for _ in range(self.size)]  # flat prefix rows, by owner
+        runs: list[slice] = []  # of my rows, in the order they are sent
         for rank in range(self.size):
             for fragment, before, length, owner, row in ctx.partition.halo(rank, width).tolist():
                 if owner == ctx.rank:
                     send[rank] += range(row, row + length)
+                    runs.append(slice(row, row + length))
                 if rank == ctx.rank:
                     first = fragment * (width - 1) + width - 1 - before
                     receive[owner] += range(first, first + length)
+        self.send_runs = runs
         self.send_rows = torch.tensor(sum(send, []), dtype=torch.int64, device=ctx.device)
         self.receive_rows = torch.tensor(sum(receive, []), dtype=torch.int64, device=ctx.device)
         self.send_counts = [len(rows) for rows in send]
@@ -55,39 +58,65 @@ class Halo:
         prefix[self.receive_rows] = rows
         return prefix.view(*self.shape, x.shape[1])
 
-    def scatter_add(self, dprefix: torch.Tensor, dx: torch.Tensor) -> None:
-        """Adds the gradients of prefix rows to their owners' dx [T, C], rank by rank in order."""
-        rows = dprefix.reshape(-1, dx.shape[1])[self.receive_rows]
-        rows = self._exchange(rows, self.receive_counts, self.send_counts)
+    def scatter(self, dprefix: torch.Tensor, rows: int) -> torch.Tensor:
+        """dprefix [F, width - 1, C] -> dx [rows, C] at the owners, added rank by rank in order."""
+        got = dprefix.reshape(-1, dprefix.shape[-1])[self.receive_rows]
+        got = self._exchange(got, self.receive_counts, self.send_counts)
+        dx = dprefix.new_zeros((rows, dprefix.shape[-1]))
+        # A row may serve two fragments of one rank, so every run of rows is added by itself.
         at = 0
-        for count in self.send_counts:
-            # A row may serve several fragments of one rank: they are added one run at a time.
-            wanted = self.send_rows[at : at + count]
-            for first in range(0, count, max(1, self.shape[1])):
-                part = slice(first, min(count, first + max(1, self.shape[1])))
-                dx.index_put_((wanted[part],), rows[at : at + count][part], accumulate=True)
-            at += count
+        for run in self.send_runs:
+            dx[run] += got[at : at + run.stop - run.start]
+            at += run.stop - run.start
+        return dx
 
 
-class CausalConv(torch.autograd.Function):
-    """The convolution with its halo exchange."""
+class HaloRows(torch.autograd.Function):
+    """x [T, C] -> the rows before each fragment, from whoever holds them."""
 
     @staticmethod
-    def forward(ctx: Any, x, weight, bias, cu_seqlens, silu: bool, halo: Halo):
-        prefix = halo.gather(x.reshape(-1, x.shape[-1]))
-        ctx.save_for_backward(x, weight, bias, prefix)
-        ctx.cu_seqlens, ctx.silu, ctx.halo = cu_seqlens, silu, halo
-        return ops.conv(x, weight, bias, prefix, cu_seqlens, silu)
+    def forward(ctx: Any, x: torch.Tensor, halo: Halo) -> torch.Tensor:
+        ctx.halo, ctx.rows = halo, x.shape[0]
+        return halo.gather(x)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy):
-        x, weight, bias, prefix = ctx.saved_tensors
-        dx, dweight, dbias, dprefix = ops.conv_backward(
-            x, weight, bias, prefix, ctx.cu_seqlens, ctx.silu, dy.contiguous()
-        )
-        ctx.halo.scatter_add(dprefix, dx.view(-1, dx.shape[-1]))
-        return dx, dweight, dbias if bias is not None else None, None, None, None
+    def backward(ctx: Any, dprefix):
+        return ctx.halo.scatter(dprefix, ctx.rows), None
+
+
+def composed_conv(x, weight, bias, prefix, cu_seqlens, silu: bool) -> torch.Tensor:
+    """The convolution of torch operations, for devices that the compiled one does not serve.
+
+    x [.., T, C] as documents ``cu_seqlens`` (CPU) with ``prefix`` [F, W - 1, C] or zeros before.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    width, fragments = weight.shape[1], cu_seqlens.numel() - 1
+    end = int(cu_seqlens[-1]) if fragments > 0 else 0
+    place = torch.arange(end)
+    fragment = torch.searchsorted(cu_seqlens[1:].contiguous(), place, right=True)
+    taps = place[:, None] + torch.arange(1 - width, 1)  # [end, W] local rows, or before the fragment
+    before = taps - cu_seqlens[fragment][:, None]
+    ahead = fragments * (width - 1)  # rows of the prefix, which come first
+    halo = fragment[:, None] * (width - 1) + before + width - 1
+    index = torch.where(before >= 0, taps + ahead, halo).to(x.device)
+    if prefix is None:
+        prefix = rows.new_zeros((fragments, width - 1, rows.shape[1]))
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    table = torch.cat([prefix.reshape(-1, rows.shape[1]), rows[:end]])
+    y = sum(table[index[:, j]].to(wide) * weight[:, j].to(wide) for j in range(width))
+    y = y if bias is None else y + bias.to(wide)
+    y = (torch.nn.functional.silu(y) if silu else y).to(x.dtype)
+    return torch.cat([y, y.new_zeros((rows.shape[0] - end, rows.shape[1]))]).view(x.shape)
+
+
+def _convolve(x, weight, bias, prefix, cu_seqlens, silu: bool) -> torch.Tensor:
+    if not x.is_cuda:
+        return ops.conv(x, weight, bias, prefix, cu_seqlens, silu)
+    if cu_seqlens is None:
+        batch, length = x.shape[:2] if x.dim() == 3 else (1, x.shape[0])
+        cu_seqlens = torch.arange(batch + 1) * length
+    return composed_conv(x, weight, bias, prefix, cu_seqlens.long(), silu)
 
 
 def causal_conv1d(
@@ -101,7 +130,7 @@ def causal_conv1d(
     """``y[t, c] = act(bias[c] + sum_j weight[c, j] x[t - (W - 1) + j, c])`` inside each document.
 
     Args:
-        x: ``[B, T, C]`` or ``[T, C]``, bf16, fp32 or fp64, unit innermost stride; CPU. With
+        x: ``[B, T, C]`` or ``[T, C]``, bf16, fp32 or fp64, unit innermost stride. With
             ``cu_seqlens`` or ``cp_context`` B = 1.
         weight: ``[C, W]`` or ``[C, 1, W]``, W = 1 to 8 taps. bias: ``[C]`` or None.
         activation: ``"silu"``, ``"swish"`` (the same) or None.
@@ -110,7 +139,8 @@ def causal_conv1d(
             their owners. Gradients of weight and bias are sums over this rank's rows.
 
     Returns:
-        y like x; bitwise independent of threads and of a document's neighbours.
+        y like x; bitwise independent of threads and of a document's neighbours. Compiled on the CPU;
+        on CUDA composed of torch operations.
 
     Raises:
         InvalidArgumentError, UnsupportedError: naming the argument.
@@ -133,7 +163,7 @@ def causal_conv1d(
             )
         if torch.compiler.is_compiling():
             return ops.conv(x, weight, bias, None, cu_seqlens, silu)
-        return ops.conv(x, weight, bias, None, host_cu_seqlens(cu_seqlens, None), silu)
+        return _convolve(x, weight, bias, None, host_cu_seqlens(cu_seqlens, None), silu)
     except RuntimeError as error:
         raise typed(error) from None
 
@@ -156,11 +186,9 @@ def _over_ranks(x, weight, bias, silu: bool, ctx: Context) -> torch.Tensor:
             f"weight: expected [{x.shape[-1]}, W], got {list(weight.shape)}"
         )
     else:
-        digest = hash((x.shape[-1], str(x.dtype), width, silu)) if ctx.world_size == 1 else (
-            x.shape[-1] * 64 + width * 8 + x.element_size() // 2
-        )
+        digest = x.shape[-1] * 64 + width * 8 + x.element_size() // 2
     ctx.member.agree(error, digest, "causal_conv1d: channels, width or dtype")
-    halos = ctx.__dict__.setdefault("_halos", {})
-    if width not in halos:
-        halos[width] = Halo(ctx, width)
-    return CausalConv.apply(x, weight, bias, ctx.local_cu_seqlens, silu, halos[width])
+    if width not in ctx.halos:
+        ctx.halos[width] = Halo(ctx, width)
+    prefix = HaloRows.apply(x.reshape(-1, x.shape[-1]), ctx.halos[width])
+    return _convolve(x, weight, bias, prefix, ctx.local_cu_seqlens, silu)

@@ -117,3 +117,22 @@ def test_errors_name_the_argument_on_every_rank():
             gdn_kcp.causal_conv1d(x[:, :10], weight, b, cp_context=ctx)
 
     group.run(main)
+
+
+@pytest.mark.parametrize("W", [1, 2, 4])
+@pytest.mark.parametrize("with_prefix", [False, True])
+def test_the_composed_form_is_the_compiled_one(W, with_prefix):
+    from gdn_kcp.conv import composed_conv
+
+    x, weight, b = operands(100, 6, W)
+    cu = torch.tensor(CU)
+    prefix = None
+    if with_prefix:
+        prefix = torch.randn(len(CU) - 1, W - 1, 6, dtype=torch.float64).requires_grad_()
+    leaves = [t for t in (x, weight, b, prefix) if t is not None and t.numel()]
+    a = composed_conv(x, weight, b, prefix, cu, True)
+    c = torch.ops.gdn_kcp.conv(x, weight, b, prefix, cu, True)
+    assert torch.allclose(a, c, rtol=1e-12, atol=1e-13)
+    dy = torch.randn_like(a)
+    for d, r in zip(torch.autograd.grad(a, leaves, dy), torch.autograd.grad(c, leaves, dy)):
+        assert torch.allclose(d, r, rtol=1e-11, atol=1e-12)
