@@ -1,5 +1,7 @@
 # gdn_module(NAME SOURCES a.cc b.cc DEPS gdn_base)  a part of the library, as a static archive
-# gdn_test(NAME DEPS gdn_plan)                      NAME.cc beside it, a GoogleTest program
+# gdn_test(NAME DEPS gdn_plan)                      NAME.cc beside it, a GoogleTest program; part of
+#                                                   target and label "sanitized" unless HOST_ONLY
+#                                                   (spawns programs) or LABELS long
 # gdn_library()                                     target gdn: all modules so far in one archive
 
 set(GDN_WARNINGS $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wno-unused-parameter>)
@@ -30,7 +32,14 @@ function(gdn_test name)
   if(NOT GDN_DEV)
     return()
   endif()
-  cmake_parse_arguments(ARG "" "TIMEOUT" "DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "HOST_ONLY" "TIMEOUT" "DEPS;LABELS" ${ARGN})
+  if(NOT ARG_HOST_ONLY AND NOT "long" IN_LIST ARG_LABELS)
+    list(APPEND ARG_LABELS sanitized)
+    if(NOT TARGET sanitized)
+      add_custom_target(sanitized)
+    endif()
+    add_dependencies(sanitized ${name})
+  endif()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
