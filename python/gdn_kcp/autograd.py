@@ -51,13 +51,16 @@ def _advance(ctx, handle: int) -> None:
             raise
 
 
-def _begin(call: Call, op, args: tuple, q, v, what: str):
-    """The outputs of a paused call that all ranks could begin, and its handle."""
+def _begin(call: Call, op, args: tuple, q, v, what: str, kind: int):
+    """The outputs of a paused call that all ranks could begin, and its handle.
+
+    ``kind`` tells calls apart whose collectives differ: forward, backward, backward that recomputes.
+    """
     ctx = call.ctx
     error, results, digest = None, None, 0
     try:
         results = op(ctx.handle, *args)
-        digest = ctx.digest(q, v, call.scale, call.flags)
+        digest = ctx.digest(q, v, call.scale, call.flags) + kind
     except RuntimeError as raised:
         error = typed(raised)
     try:
@@ -81,7 +84,7 @@ def run_forward(call: Call, inputs: tuple, save: bool):
         args = (*inputs, call.scale, call.flags, call.workspace, None, save, call.want_final)
         results, handle = _begin(
             call, ops.forward_begin, args, inputs[0], inputs[2],
-            "forward: heads, dims, dtype or options",
+            "forward: heads, dims, dtype or options", 0,
         )
         _advance(ctx, handle)
         return results
@@ -101,7 +104,7 @@ def run_backward(call: Call, inputs: tuple, do, dfinal_state, saved, packed: boo
         args = (*inputs, do, dfinal_state, saved, call.scale, call.flags, call.workspace, packed)
         results, handle = _begin(
             call, ops.backward_begin, args, inputs[0], inputs[2],
-            "backward: heads, dims, dtype or options",
+            "backward: heads, dims, dtype, options or saved", 1 if saved is not None else 2,
         )
         _advance(ctx, handle)
         return results

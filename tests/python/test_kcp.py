@@ -167,6 +167,10 @@ def test_an_error_on_one_rank_reaches_all():
         bad = do.float() if rank == 0 else do
         with pytest.raises(gdn_kcp.InvalidArgumentError, match="rank 0: do: expected float64"):
             gdn_kcp.chunk_gdn_kcp_backward(*[t.detach() for t in local], ctx, bad)
+        plain = [t.detach() for t in local]
+        _, saved = gdn_kcp.chunk_gdn_kcp_forward(*plain, ctx)
+        with pytest.raises(gdn_kcp.InvalidArgumentError, match="or saved: expected the same"):
+            gdn_kcp.chunk_gdn_kcp_backward(*plain, ctx, do, saved=saved if rank else None)
         o.backward(do)
         return str(first.value)
 
