@@ -1,7 +1,8 @@
 # gdn_module(NAME SOURCES a.cc b.cc DEPS gdn_base)  a part of the library, as a static archive
 # gdn_test(NAME DEPS gdn_plan)                      NAME.cc beside it, a GoogleTest program; part of
 #                                                   target and label "sanitized" unless HOST_ONLY
-#                                                   (spawns programs) or LABELS long
+#                                                   (spawns programs) or LABELS long; with LABELS
+#                                                   threaded also of target and label "threaded"
 # gdn_library()                                     target gdn: all modules so far in one archive
 
 set(GDN_WARNINGS $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wno-unused-parameter>)
@@ -35,11 +36,15 @@ function(gdn_test name)
   cmake_parse_arguments(ARG "HOST_ONLY" "TIMEOUT" "DEPS;LABELS" ${ARGN})
   if(NOT ARG_HOST_ONLY AND NOT "long" IN_LIST ARG_LABELS)
     list(APPEND ARG_LABELS sanitized)
-    if(NOT TARGET sanitized)
-      add_custom_target(sanitized)
-    endif()
-    add_dependencies(sanitized ${name})
   endif()
+  foreach(group sanitized threaded)
+    if(group IN_LIST ARG_LABELS)
+      if(NOT TARGET ${group})
+        add_custom_target(${group})
+      endif()
+      add_dependencies(${group} ${name})
+    endif()
+  endforeach()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
