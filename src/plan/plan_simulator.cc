@@ -1,5 +1,6 @@
 #include "plan/plan_simulator.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 
 #include <cmath>
