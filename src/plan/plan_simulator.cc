@@ -1,8 +1,8 @@
 #include "plan/plan_simulator.h"
 
-#include <algorithm>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <span>
