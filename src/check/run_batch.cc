@@ -1,6 +1,10 @@
 #include "check/run_batch.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
+#include <new>
+#include <system_error>
 #include <thread>
 
 #include "base/bf16.h"
@@ -85,6 +89,18 @@ Batch local_batch(const Batch& batch, std::span<const int64_t> rows) {
   local.beta = take_rows(batch.beta, rows);
   local.d_o = take_rows(batch.d_o, rows);
   return local;
+}
+
+// Status of `body`, exceptions (out of memory above all) included.
+template <typename Body>
+Status guarded(Body body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return {ErrorCode::kInternal, "out of memory"};
+  } catch (const std::exception& error) {
+    return {ErrorCode::kInternal, error.what()};
+  }
 }
 
 bool wants_backward(const Batch& batch) {
@@ -205,11 +221,28 @@ Result<BatchResult> run_batch(const Batch& batch, const RunOptions& options) {
   {
     std::vector<std::jthread> threads;
     for (int r = 0; r < world_size; ++r) {
-      threads.emplace_back([&, r] {
-        ranks[r].status = run_rank(batch, options, partition, *communicators[r], ranks[r], result);
-      });
+      try {
+        threads.emplace_back([&, r] {
+          ranks[r].status = guarded([&] {
+            return run_rank(batch, options, partition, *communicators[r], ranks[r], result);
+          });
+          // A rank that failed leaves, so that none of the others waits for it.
+          if (!ranks[r].status) communicators[r].reset();
+        });
+      } catch (const std::system_error& error) {
+        for (int p = r; p < world_size; ++p) communicators[p].reset();
+        ranks[r].status = {ErrorCode::kInternal,
+                           fmt::format("{} threads wanted, one for each rank, {} started: {}",
+                                       world_size, r, error.what())};
+        break;
+      }
     }
   }
+  // The first cause rather than what the others saw of it.
+  for (const Rank& rank : ranks) {
+    if (rank.status.code() != ErrorCode::kPeerFailed) GDN_RETURN_IF_ERROR(rank.status);
+  }
+  for (const Rank& rank : ranks) GDN_RETURN_IF_ERROR(rank.status);
   for (const Rank& rank : ranks) GDN_RETURN_IF_ERROR(rank.status);
 
   result.backend = ranks[0].result.backend;

@@ -40,6 +40,7 @@ class Loader {
       : file_(file), options_(options) {}
 
   Result<LoadedBatch> load() {
+    GDN_RETURN_IF_ERROR(check_metadata());
     GDN_RETURN_IF_ERROR(load_tokens());
     GDN_RETURN_IF_ERROR(load_documents());
     GDN_RETURN_IF_ERROR(load_rest());
@@ -57,6 +58,18 @@ class Loader {
   }
 
  private:
+  // An option the file spells differently must not be taken for "off".
+  Status check_metadata() const {
+    const auto& metadata = file_.header().metadata;
+    for (const char* name : {"qk_l2norm", "gate_in_kernel", "beta_sigmoid", "allow_neg_eigval"}) {
+      const auto found = metadata.find(name);
+      if (found == metadata.end() || found->second == "true" || found->second == "false") continue;
+      return {ErrorCode::kIo, fmt::format("{}: metadata {}: expected true or false, got {}",
+                                          file_.path(), name, in_quotes(found->second))};
+    }
+    return Status::ok();
+  }
+
   Status refuse(const std::string& name, const std::string& why) const {
     return {ErrorCode::kIo, fmt::format("{}: tensor {}: {}", file_.path(), in_quotes(name), why)};
   }

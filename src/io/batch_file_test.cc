@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
 
 #include "base/element.h"
 #include "io/safetensors.h"
@@ -23,7 +24,8 @@ class BatchFileTest : public TemporaryFolder {
     std::vector<int64_t> shape;
     DType dtype = DType::kFloat32;
   };
-  void write(const std::vector<Shaped>& changes, std::vector<int64_t> cu = {0, 4, 10}) {
+  void write(const std::vector<Shaped>& changes, std::vector<int64_t> cu = {0, 4, 10},
+             const std::map<std::string, std::string>& metadata = {}) {
     std::vector<Shaped> all{{"q", {10, 2, 8}},
                             {"k", {10, 2, 8}},
                             {"v", {10, 4, 16}},
@@ -50,7 +52,7 @@ class BatchFileTest : public TemporaryFolder {
       named.push_back({"cu_seqlens", TensorView::contiguous(cu.data(), DType::kInt64,
                                                             {static_cast<int64_t>(cu.size())})});
     }
-    ASSERT_TRUE(write_safetensors(path(), named));
+    ASSERT_TRUE(write_safetensors(path(), named, metadata));
   }
   std::string refusal(const LoadOptions& options = {}) const {
     const auto loaded = load_batch(path(), options);
@@ -152,6 +154,18 @@ TEST_F(BatchFileTest, TakesBatchDimensions) {
   loaded = load_batch(path());
   ASSERT_TRUE(loaded);
   EXPECT_EQ(loaded->batch.cu_seqlens, (std::vector<int64_t>{0, 10})) << "one document";
+}
+
+TEST_F(BatchFileTest, AnOptionSpelledOtherwiseIsNotOff) {
+  for (const char* value : {"maybe", "TRUE", "", "1"}) {
+    write({}, {0, 4, 10}, {{"gate_in_kernel", value}});
+    EXPECT_NE(refusal().find(
+                  fmt::format("metadata gate_in_kernel: expected true or false, got '{}'", value)),
+              std::string::npos)
+        << refusal();
+  }
+  write({}, {0, 4, 10}, {{"qk_l2norm", "false"}, {"made_by", "somebody"}});
+  EXPECT_EQ(refusal(), "");
 }
 
 TEST_F(BatchFileTest, RefusalsNameTheTensor) {

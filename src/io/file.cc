@@ -53,7 +53,8 @@ std::string in_quotes(const std::string& text) {
 
 // ---- InputFile ----------------------------------------------------------------------------------
 Result<InputFile> InputFile::open(const std::string& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int descriptor =
+      ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO must not block
   if (descriptor < 0) return io_error(path, "cannot open", errno);
   struct stat info {};
   if (::fstat(descriptor, &info) != 0) {
