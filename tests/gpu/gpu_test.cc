@@ -1,10 +1,10 @@
-// cuda-portable against the fp64 recurrence, bitwise repeatability, and independence of a
-// document's neighbours. Built twice: for a GPU (skipped without one), and on the SIMT emulator,
-// with fewer cases.
+// cuda-portable (or GDN_TEST_BACKEND) against the fp64 recurrence, bitwise repeatability, and
+// independence of a document's neighbours. Built twice: for a GPU (skipped without one), and on the
+// SIMT emulator, with fewer cases.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <map>
+#include <cstdlib>
 
 #include "../compare_results.h"
 #include "cases.h"
@@ -24,7 +24,22 @@ bool emulated() {
 #endif
 }
 
-std::vector<GpuCase> cases() { return emulated() ? small_cases() : all_cases(); }
+// GDN_ALL_CASES=1: the wide sweep on the emulator too.
+std::vector<GpuCase> cases() {
+  return emulated() && std::getenv("GDN_ALL_CASES") == nullptr ? small_cases() : all_cases();
+}
+
+// GDN_TEST_BACKEND: another backend of CUDA devices, tried on those cases that it takes.
+std::string backend_under_test() {
+  const char* name = std::getenv("GDN_TEST_BACKEND");
+  return name != nullptr ? name : "cuda-portable";
+}
+
+// The case with head dims that the backend takes.
+GpuCase fitted(GpuCase c) {
+  if (backend_under_test() == "cuda-sm90a") c.spec.dim_k = c.spec.dim_v = 128;
+  return c;
+}
 
 #define GDN_NEEDS_DEVICE() \
   if (usable_devices() == 0) GTEST_SKIP() << "no CUDA device"
@@ -50,11 +65,12 @@ BatchResult reference_of(const Batch& batch) {
   return std::move(*result);
 }
 
-BatchResult on_device(const Batch& batch, const DeviceRun& run) {
+BatchResult on_device(const Batch& batch, DeviceRun run) {
+  run.context.backend = backend_under_test();
   auto result = run_on_device(batch, run);
   EXPECT_TRUE(result.is_ok()) << result.status().message();
   if (!result) return {};
-  EXPECT_EQ(result->backend, "cuda-portable");
+  EXPECT_EQ(result->backend, backend_under_test());
   return std::move(*result);
 }
 
@@ -77,6 +93,7 @@ class Against64 : public testing::TestWithParam<GpuCase> {};
 TEST_P(Against64, Recurrence) {
   GDN_NEEDS_DEVICE();
   const GpuCase& c = GetParam();
+  if (fitted(c).spec.dim_k != c.spec.dim_k) GTEST_SKIP() << "another head dim";
   const Batch batch = batch_of(c);
   const BatchResult want = reference_of(batch);
   const BatchResult got = on_device(batch, c.run);
@@ -118,7 +135,7 @@ TEST(Portable, OrderOfWarpsDoesNotMatter) {
 
 TEST(Portable, RepeatsBitwise) {
   GDN_NEEDS_DEVICE();
-  GpuCase c = small_cases()[3];
+  GpuCase c = fitted(small_cases()[3]);
   const int repeats = emulated() ? 1 : 100;
   if (!emulated()) {
     c.spec.documents = {700, 65, 300};
@@ -140,7 +157,7 @@ std::vector<unsigned char> rows_of(const HostTensor& t, const std::vector<int64_
 
 TEST(Portable, NeighboursDoNotMatter) {
   GDN_NEEDS_DEVICE();
-  GpuCase c = small_cases()[0];
+  GpuCase c = fitted(small_cases()[0]);
   c.spec.documents = {70, 100, 30};
   c.spec.gates = "slow";
   if (!emulated()) c.run.context.tile = 64;
@@ -164,7 +181,7 @@ TEST(Portable, NeighboursDoNotMatter) {
 
 TEST(Portable, FirstTokenHasNoGateGradient) {
   GDN_NEEDS_DEVICE();
-  GpuCase c = small_cases()[0];
+  GpuCase c = fitted(small_cases()[0]);
   c.spec.gates = "slow";
   const Batch batch = batch_of(c);
   const BatchResult got = on_device(batch, c.run);

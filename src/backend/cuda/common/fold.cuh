@@ -23,8 +23,9 @@ struct FoldParams {
 
 template <int kRows>
 struct FoldShared {
-  static constexpr int kMapStride = kRows + 4;  // floats of a staged row of op(map)^T
-  static constexpr int kState = 0;              // X [kRows][32]
+  static constexpr int kMapStride =
+      kRows + 1;                    // floats of a staged row of op(map)^T: no bank twice
+  static constexpr int kState = 0;  // X [kRows][32]
   static constexpr int kMap = kRows * kFoldColumns * 4;
   static constexpr int kBytes = kMap + kFoldSlice * kMapStride * 4;
 };

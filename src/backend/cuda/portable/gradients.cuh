@@ -303,29 +303,29 @@ GDN_DEVICE void gradient_products(const GradientItem& item, const unsigned char*
   }
 }
 
-// Inclusive prefix sums over 64 tokens, two a lane.
-GDN_DEVICE void prefix_sum(float (&x)[2], int lane) {
-  x[1] += x[0];
-  float sum = x[1];
+// Sums over the tokens before each of 64, two a lane. Nothing is ever taken away again: under
+// strong decay the sums differ by more than fp32 resolves.
+GDN_DEVICE void sum_before(float (&x)[2], int lane) {
+  float sum = x[0] + x[1];
   GDN_UNROLL
   for (int step = 1; step < 32; step *= 2) {
     const float other = __shfl_up_sync(0xffffffffu, sum, step);
     if (lane >= step) sum += other;
   }
-  const float before = sum - x[1];
-  x[0] += before;
-  x[1] = sum;
+  const float before = __shfl_up_sync(0xffffffffu, sum, 1);
+  x[1] = x[0] + (lane > 0 ? before : 0.0f);
+  x[0] = lane > 0 ? before : 0.0f;
 }
-GDN_DEVICE void suffix_sum(float (&x)[2], int lane) {
-  x[0] += x[1];
-  float sum = x[0];
+// Sums over each token and those after it.
+GDN_DEVICE void sum_from(float (&x)[2], int lane) {
+  float sum = x[0] + x[1];
   GDN_UNROLL
   for (int step = 1; step < 32; step *= 2) {
     const float other = __shfl_down_sync(0xffffffffu, sum, step);
     if (lane + step < 32) sum += other;
   }
-  const float after = sum - x[0];
-  x[1] += after;
+  const float after = __shfl_down_sync(0xffffffffu, sum, 1);
+  x[1] += lane < 31 ? after : 0.0f;
   x[0] = sum;
 }
 
@@ -340,7 +340,7 @@ GDN_DEVICE void gradient_gates(const GradientParams& p, const GradientItem& item
   const auto row = [&](int which, int i) {
     return row_sums[which * kTileRows + i] + row_sums[(4 + which) * kTileRows + i];
   };
-  float pairs[2], reads[2], writes[2], own[2];
+  float pairs[2], reads[2], writes[2];
   GDN_UNROLL
   for (int e = 0; e < 2; ++e) {
     const int i = 2 * item.lane + e;
@@ -349,11 +349,11 @@ GDN_DEVICE void gradient_gates(const GradientParams& p, const GradientItem& item
     for (int r = 0; r < 4; ++r) column += column_sums[r * kTileRows + i];
     pairs[e] = row(kPairRow, i) - column;
     reads[e] = row(kQueryDot, i) + row(kEntryDot, i);
-    own[e] = writes[e] = row(kExitDot, i);
+    writes[e] = row(kExitDot, i);
   }
-  suffix_sum(pairs, item.lane);
-  suffix_sum(reads, item.lane);
-  prefix_sum(writes, item.lane);
+  sum_from(pairs, item.lane);
+  sum_from(reads, item.lane);
+  sum_before(writes, item.lane);
   const int64_t slot = item.index * p.shape.heads_v + head;
   float through = 0.0f;
   GDN_UNROLL
@@ -365,8 +365,7 @@ GDN_DEVICE void gradient_gates(const GradientParams& p, const GradientItem& item
     const int i = 2 * item.lane + e;
     if (i >= item.chunk.tokens) continue;
     const float crossing = i > 0 ? pairs[e] : 0.0f;
-    const float before = i > 0 ? writes[e] - own[e] : 0.0f;
-    const float d_log = crossing + reads[e] + before + through;
+    const float d_log = crossing + reads[e] + writes[e] + through;
     const Gate gate = activate_gate(p.activation, load_scalar(p.g, item.chunk.row + i, head), head);
     const float d_raw = d_log * gate.slope;
     store_scalar(p.dg, item.chunk.row + i, head, d_raw);

@@ -35,17 +35,19 @@ struct Square {
   GDN_DEVICE float& operator()(int i, int j) const { return data[i * kPrepareStride + j]; }
 };
 
-// acc[16 x 8 kTiles] += a b over kSteps * 8 columns of a; a(i, k) and b(k, j) are functors.
+// acc[16 x 8 kTiles] += a b over kSteps * 8 columns of a; a(i, k) and b(k, j) are functors. Slots
+// t and t + 4 of a step hold columns 2 t and 2 t + 1: eight rows of b then lie in 32 banks.
 template <int kTiles, int kSteps, typename A, typename B>
 GDN_DEVICE void small_product(float (&acc)[kTiles][4], int lane, const A& a, const B& b) {
   const int g = lane >> 2, t = lane & 3;
   GDN_UNROLL
   for (int s = 0; s < kSteps; ++s) {
-    const uint32_t fa[4] = {to_tf32(a(g, 8 * s + t)), to_tf32(a(g + 8, 8 * s + t)),
-                            to_tf32(a(g, 8 * s + t + 4)), to_tf32(a(g + 8, 8 * s + t + 4))};
+    const int k = 8 * s + 2 * t;
+    const uint32_t fa[4] = {to_tf32(a(g, k)), to_tf32(a(g + 8, k)), to_tf32(a(g, k + 1)),
+                            to_tf32(a(g + 8, k + 1))};
     GDN_UNROLL
     for (int n = 0; n < kTiles; ++n) {
-      mma_tf32(acc[n], fa, to_tf32(b(8 * s + t, 8 * n + g)), to_tf32(b(8 * s + t + 4, 8 * n + g)));
+      mma_tf32(acc[n], fa, to_tf32(b(k, 8 * n + g)), to_tf32(b(k + 1, 8 * n + g)));
     }
   }
 }
@@ -226,31 +228,34 @@ GDN_DEVICE void prepare_squares(const PrepareParams& p, unsigned char* shared, u
   });
 }
 
-// Z and P of one value head, gated, to global memory: 8 columns of a row at a time.
+// Z and P of one value head, gated, to global memory: 4 columns of a row at a time.
 GDN_DEVICE void write_squares(const PrepareParams& p, int64_t slot, const float* gates,
                               const Square& z, const Square& outer) {
-  for (int at = static_cast<int>(threadIdx.x); at < kTileRows * 8; at += kPrepareThreads) {
-    const int i = at >> 3, first = (at & 7) * 8;
-    float zs[8], ps[8];
-    GDN_UNROLL
-    for (int e = 0; e < 8; ++e) {
-      const int j = first + e;
-      zs[e] = 0.0f;
-      ps[e] = 0.0f;
-      if (j <= i) {
+  for (int at = static_cast<int>(threadIdx.x); at < kTileRows * 16; at += kPrepareThreads) {
+    const int i = at >> 4, first = (at & 15) * 4;
+    uint2 zs = make_uint2(0, 0), ps = make_uint2(0, 0);
+    if (first <= i) {
+      const float4 high = *reinterpret_cast<const float4*>(gates + first);
+      const float4 low = *reinterpret_cast<const float4*>(gates + kTileRows + first);
+      const float4 z4 = *reinterpret_cast<const float4*>(&z(i, first));
+      const float4 p4 = *reinterpret_cast<const float4*>(&outer(i, first));
+      const float highs[4] = {high.x, high.y, high.z, high.w};
+      const float lows[4] = {low.x, low.y, low.z, low.w};
+      float zz[4] = {z4.x, z4.y, z4.z, z4.w}, pp[4] = {p4.x, p4.y, p4.z, p4.w};
+      GDN_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        const int j = first + e;
         const float gam =
-            exp2_approx((gates[i] - gates[j]) + (gates[kTileRows + i] - gates[kTileRows + j]));
-        if (j < i) zs[e] = gam * z(i, j);
-        ps[e] = gam * outer(i, j);
+            j <= i ? exp2_approx((gates[i] - highs[e]) + (gates[kTileRows + i] - lows[e])) : 0.0f;
+        zz[e] = j < i ? gam * zz[e] : 0.0f;
+        pp[e] = j <= i ? gam * pp[e] : 0.0f;
       }
+      zs = make_uint2(pack_bf16(zz[0], zz[1]), pack_bf16(zz[2], zz[3]));
+      ps = make_uint2(pack_bf16(pp[0], pp[1]), pack_bf16(pp[2], pp[3]));
     }
     const int64_t to = slot * kSquare + i * kTileRows + first;
-    *reinterpret_cast<uint4*>(p.out.z + to) =
-        make_uint4(pack_bf16(zs[0], zs[1]), pack_bf16(zs[2], zs[3]), pack_bf16(zs[4], zs[5]),
-                   pack_bf16(zs[6], zs[7]));
-    *reinterpret_cast<uint4*>(p.out.p + to) =
-        make_uint4(pack_bf16(ps[0], ps[1]), pack_bf16(ps[2], ps[3]), pack_bf16(ps[4], ps[5]),
-                   pack_bf16(ps[6], ps[7]));
+    *reinterpret_cast<uint2*>(p.out.z + to) = zs;
+    *reinterpret_cast<uint2*>(p.out.p + to) = ps;
   }
 }
 

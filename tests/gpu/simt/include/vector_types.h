@@ -10,6 +10,9 @@ struct alignas(16) float4 {
 struct alignas(16) double2 {
   double x, y;
 };
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
