@@ -32,41 +32,40 @@ void load_chunk_keys(const StageCall& call, const Chunk& chunk, int64_t head_k, 
 // From ds = dS_out: fills gamma, p, do_dy, weighted and u.
 //   dVd = to_end o (K dS) + P^T dO;  U = dVd + Z^T (beta o dVd);  dY = beta o U
 template <typename T>
-void adjoint_values(const StageCall& call, const Chunk& chunk, const ChunkGates<T>& gates,
-                    int64_t head, Mat<T> z, Mat<T> ds, Ends ends, const BackwardScratch<T>& s) {
-  const Dims& d = call.dims;
-  const int64_t rows = chunk.rows;
-  gamma_lower(gates.high, gates.low, rows, s.gamma);
-  attention_weights(rows, static_cast<T>(call.args->problem.scale()), s.qk, s.gamma, s.p);
-  const TensorView& d_o = call.grads->d_o;
+void adjoint_values(const HeadChunk<T>& x, Mat<T> ds, Ends ends, const BackwardScratch<T>& s) {
+  const Dims& d = x.call.dims;
+  const int64_t rows = x.chunk.rows;
+  const TensorView& d_o = x.call.grads->d_o;
+  const Mat<T> dy = s.do_dy.at(rows, 0);
+  gamma_lower(x.gates.high, x.gates.low, rows, s.gamma);
+  attention_weights(rows, x.scale, s.qk, s.gamma, s.p);
   for (int64_t i = 0; i < rows; ++i) {
-    if (d_o.present() && i < chunk.tokens) {
-      load_row(d_o, chunk.row + i, head, s.do_dy.row(i), d.v);
+    if (d_o.present() && i < x.chunk.tokens) {
+      load_row(d_o, x.chunk.row + i, x.head, s.do_dy.row(i), d.v);
     } else {
       zero_row(s.do_dy.row(i), d.v);
     }
-    scale_row(s.do_dy.row(i), gates.scaled_from_start[i], s.weighted.row(i), d.v);
   }
+  scale_rows(rows, d.v, s.do_dy, x.gates.scaled_from_start, s.weighted);
   if (ends.from_zero) {
     zero_matrix(rows, d.v, s.u);
   } else {
     gemm<Init::kZero>(rows, d.v, d.k, s.qk_rows.at(rows, 0).left(), ds, s.u);
   }
-  lower_transposed_times<Init::kScale>(rows, d.v, s.p, s.do_dy, s.u, gates.to_end);
-  for (int64_t i = 0; i < rows; ++i) scale_row(s.u.row(i), gates.beta[i], s.values.row(i), d.v);
-  lower_transposed_times<Init::kAdd>(rows, d.v, z, s.values, s.u);
+  lower_transposed_times<Init::kScale>(rows, d.v, s.p, s.do_dy, s.u, x.gates.to_end);
+  scale_rows(rows, d.v, s.u, x.gates.beta, s.values);
+  lower_transposed_times<Init::kAdd>(rows, d.v, x.z, s.values, s.u);
+  scale_rows(rows, d.v, s.u, x.gates.beta, dy);
   for (int64_t i = 0; i < rows; ++i) {
-    scale_row(s.u.row(i), gates.beta[i], s.do_dy.row(rows + i), d.v);
-    scale_row(s.do_dy.row(rows + i), -gates.from_start[i], s.weighted.row(rows + i), d.v);
+    scale_row(dy.row(i), -x.gates.from_start[i], s.weighted.row(rows + i), d.v);
   }
 }
 
 // dS_in = exp(G_C) dS_out + Q^T (scale exp(G) o dO) - K^T (exp(G) o dY), in place.
 template <typename T>
-void adjoint_state(const StageCall& call, const Chunk& chunk, const ChunkGates<T>& gates, Mat<T> ds,
-                   const BackwardScratch<T>& s) {
-  gemm<Init::kScale>(call.dims.k, call.dims.v, 2 * chunk.rows, s.qk_rows.transposed(), s.weighted,
-                     ds, gates.decay);
+void adjoint_state(const HeadChunk<T>& x, Mat<T> ds, const BackwardScratch<T>& s) {
+  gemm<Init::kScale>(x.call.dims.k, x.call.dims.v, 2 * x.chunk.rows, s.qk_rows.transposed(),
+                     s.weighted, ds, x.gates.decay);
 }
 
 // Where the reverse walk of an item starts: dfinal_state, or with `boundary` dS_out, or 0.
@@ -107,11 +106,9 @@ void summarize_backward_item_t(const StageCall& call, int64_t index, int worker)
     load_chunk_keys(call, chunk, item.head_k, norms_or_null, norms_or_null, s);
     for (int64_t head = item.begin; head < item.end; ++head) {
       const Mat<T> ds = s.ds.at((head - item.begin) * d.k, 0);
-      T* record = prepared_record<T>(call, chunk, head);
-      const ChunkGates<T> gates(record, static_cast<T>(call.args->problem.scale()), d.k);
-      adjoint_values(call, chunk, gates, head, Mat<T>{record + PreparedRecord::kZ, kChunk}, ds,
-                     Ends{}, s);
-      adjoint_state(call, chunk, gates, ds, s);
+      const HeadChunk<T> x(call, chunk, head);
+      adjoint_values(x, ds, Ends{}, s);
+      adjoint_state(x, ds, s);
     }
   }
   for (int64_t head = item.begin; head < item.end; ++head) {

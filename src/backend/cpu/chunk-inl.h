@@ -47,6 +47,25 @@ T* prepared_record(const StageCall& call, const Chunk& chunk, int64_t head) {
          (chunk.index * call.dims.heads_v + head) * PreparedRecord::kElements;
 }
 
+// One chunk of one value head: all that prepare left of it.
+template <typename T>
+struct HeadChunk {
+  const StageCall& call;
+  const Chunk& chunk;
+  int64_t head;
+  Mat<T> z;  // [64, 64]
+  T scale;
+  ChunkGates<T> gates;
+
+  HeadChunk(const StageCall& stage, const Chunk& of, int64_t value_head)
+      : call(stage),
+        chunk(of),
+        head(value_head),
+        z{prepared_record<T>(stage, of, value_head) + PreparedRecord::kZ, kChunk},
+        scale(static_cast<T>(stage.args->problem.scale())),
+        gates(prepared_record<T>(stage, of, value_head), scale, stage.dims.k) {}
+};
+
 inline constexpr double kNormEpsilon = 1e-6;
 
 // x's rows of one head; zeros past the chunk. With `norms` each row is normalised and its factor
@@ -64,14 +83,8 @@ void load_keys(const TensorView& x, const Chunk& chunk, int64_t head, int64_t di
   for (int64_t i = chunk.tokens; i < chunk.rows; ++i) zero_row(to.row(i), dim);
 }
 
-template <typename T>
-void load_values(const TensorView& x, const Chunk& chunk, int64_t head, int64_t dim, Mat<T> to) {
-  load_keys<T>(x, chunk, head, dim, to, nullptr);
-}
-
-// ---- Triangular products, in blocks of 16 rows
-// ---------------------------------------------------- c [rows, rows] = lower half of a [rows,
-// depth] b [depth, rows]; blocks above are not written.
+// ---- Triangular products, in blocks of 16 rows ------------------------------------------------
+// c [rows, rows] = lower half of a [rows, depth] b [depth, rows]; blocks above are not written.
 template <typename T>
 void product_lower(int64_t rows, int64_t depth, Mat<T> a, Mat<T> b, Mat<T> c) {
   for (int64_t i = 0; i < rows; i += 16) {
@@ -103,56 +116,54 @@ void lower_transposed_times(int64_t rows, int64_t n, Mat<T> a, Mat<T> b, Mat<T> 
 // e [rows, n]: K S on entry, E on return: E = Y + Z (beta o Y), Y = V - exp(G) o K S. v absent: 0.
 // by [rows, n] is scratch.
 template <typename T>
-void solve_values(const Chunk& chunk, const ChunkGates<T>& gates, Mat<T> z, const TensorView& v,
-                  int64_t head, int64_t n, Mat<T> e, Mat<T> by) {
+void solve_values(const HeadChunk<T>& x, const TensorView& v, int64_t n, Mat<T> e, Mat<T> by) {
   const hn::ScalableTag<T> d;
-  for (int64_t i = 0; i < chunk.rows; ++i) {
+  for (int64_t i = 0; i < x.chunk.rows; ++i) {
     T* HWY_RESTRICT y = e.row(i);
     T* HWY_RESTRICT b = by.row(i);
-    if (v.present() && i < chunk.tokens) {
-      load_row(v, chunk.row + i, head, b, n);
+    if (v.present() && i < x.chunk.tokens) {
+      load_row(v, x.chunk.row + i, x.head, b, n);
     } else {
       zero_row(b, n);
     }
-    const auto gamma = hn::Set(d, gates.from_start[i]);
-    const auto beta = hn::Set(d, gates.beta[i]);
+    const auto gamma = hn::Set(d, x.gates.from_start[i]);
+    const auto beta = hn::Set(d, x.gates.beta[i]);
     for (int64_t j = 0; j < n; j += lanes<T>()) {
       const auto yj = hn::NegMulAdd(gamma, hn::LoadU(d, y + j), hn::LoadU(d, b + j));
       hn::StoreU(yj, d, y + j);
       hn::StoreU(hn::Mul(beta, yj), d, b + j);
     }
   }
-  lower_times<Init::kAdd>(chunk.rows, n, z, by, e);
+  lower_times<Init::kAdd>(x.chunk.rows, n, x.z, by, e);
 }
 
-// to_end o beta o E: what enters the state.
+// A state (or map) on its way through a segment: [K, n], driven by the values v, or by none. e and
+// by [64, n] are scratch; e holds E after a step.
 template <typename T>
-void weigh_values(const Chunk& chunk, const ChunkGates<T>& gates, int64_t n, Mat<T> e, Mat<T> to) {
-  for (int64_t i = 0; i < chunk.rows; ++i) {
-    scale_row(e.row(i), gates.to_end[i] * gates.beta[i], to.row(i), n);
-  }
-}
+struct StateWalk {
+  Mat<T> k;  // [64, K]: the chunk's keys
+  TensorView v;
+  int64_t n;
+  Mat<T> state;
+  Mat<T> e, by;
+};
 
+// One chunk: state <- exp(G_C) state + K^T (to_end o Vd), Vd = beta o E.
 template <typename T>
-void zero_matrix(int64_t m, int64_t n, Mat<T> to) {
-  for (int64_t i = 0; i < m; ++i) zero_row(to.row(i), n);
-}
-
-// One chunk of the state recurrence: state [K, n] <- exp(G_C) state + K^T (to_end o Vd). e and by
-// [rows, n] are scratch; e returns E.
-template <typename T>
-void advance_state(const StageCall& call, const Chunk& chunk, const ChunkGates<T>& gates, Mat<T> z,
-                   Mat<T> k, const TensorView& v, int64_t head, int64_t n, Mat<T> state, Mat<T> e,
-                   Mat<T> by, Ends ends) {
+void advance_state(const HeadChunk<T>& x, const StateWalk<T>& walk, Ends ends) {
+  const int64_t rows = x.chunk.rows;
   if (ends.from_zero) {
-    zero_matrix(chunk.rows, n, e);
+    zero_matrix(rows, walk.n, walk.e);
   } else {
-    gemm<Init::kZero>(chunk.rows, n, call.dims.k, k.left(), state, e);
+    gemm<Init::kZero>(rows, walk.n, x.call.dims.k, walk.k.left(), walk.state, walk.e);
   }
-  solve_values(chunk, gates, z, v, head, n, e, by);
+  solve_values(x, walk.v, walk.n, walk.e, walk.by);
   if (ends.last) return;
-  weigh_values(chunk, gates, n, e, by);
-  gemm<Init::kScale>(call.dims.k, n, chunk.rows, k.transposed(), by, state, gates.decay);
+  for (int64_t i = 0; i < rows; ++i) {
+    scale_row(walk.e.row(i), x.gates.to_end[i] * x.gates.beta[i], walk.by.row(i), walk.n);
+  }
+  gemm<Init::kScale>(x.call.dims.k, walk.n, rows, walk.k.transposed(), walk.by, walk.state,
+                     x.gates.decay);
 }
 
 // ---- States -----------------------------------------------------------------------------------
@@ -182,11 +193,6 @@ template <typename T>
 Mat<T> table_slot(const void* table, int64_t head, int64_t slots, int64_t slot, int64_t k,
                   int64_t n) {
   return {static_cast<T*>(const_cast<void*>(table)) + (head * slots + slot) * k * n, n};
-}
-
-template <typename T>
-void copy_matrix(int64_t m, int64_t n, Mat<T> from, Mat<T> to) {
-  for (int64_t i = 0; i < m; ++i) copy_row(from.row(i), to.row(i), n);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -36,6 +36,10 @@ struct HeadItem {
   bool enters_at_zero(const TensorView& initial_state, int64_t c) const {
     return c == 0 && segment.starts_document() && !initial_state.present();
   }
+
+  bool wants_initial_gradient(const StageCall& call) const {
+    return segment.starts_document() && call.grads->dinitial_state.present();
+  }
 };
 
 template <typename T>
@@ -70,13 +74,9 @@ void attention_weights(int64_t rows, T scale, Mat<T> qk, Mat<T> gamma, Mat<T> p)
 
 // ---- run --------------------------------------------------------------------------------------
 template <typename T>
-void run_chunk(const StageCall& call, const Chunk& chunk, int64_t head, Mat<T> state, Ends ends,
-               const ForwardScratch<T>& s) {
-  const Dims& d = call.dims;
-  const int64_t rows = chunk.rows;
-  const T scale = static_cast<T>(call.args->problem.scale());
-  T* record = prepared_record<T>(call, chunk, head);
-  const ChunkGates<T> gates(record, scale, d.k);
+void run_chunk(const HeadChunk<T>& x, Mat<T> state, Ends ends, const ForwardScratch<T>& s) {
+  const Dims& d = x.call.dims;
+  const int64_t rows = x.chunk.rows;
   const Mat<T> e = s.rows.at(rows, 0);
 
   if (ends.from_zero) {
@@ -84,18 +84,17 @@ void run_chunk(const StageCall& call, const Chunk& chunk, int64_t head, Mat<T> s
   } else {
     gemm<Init::kZero>(2 * rows, d.v, d.k, s.qk_rows.left(), state, s.rows);
   }
-  solve_values(chunk, gates, Mat<T>{record + PreparedRecord::kZ, kChunk}, call.args->in.v, head,
-               d.v, e, s.values);
-  gamma_lower(gates.high, gates.low, rows, s.gamma);
-  attention_weights(rows, scale, s.qk, s.gamma, s.p);
-  for (int64_t i = 0; i < rows; ++i) scale_row(e.row(i), gates.beta[i], e.row(i), d.v);
-  lower_times<Init::kScale>(rows, d.v, s.p, e, s.rows, gates.scaled_from_start);
-  for (int64_t i = 0; i < chunk.tokens; ++i) {
-    store_row(call.o, chunk.row + i, head, s.rows.row(i), d.v);
+  solve_values(x, x.call.args->in.v, d.v, e, s.values);
+  gamma_lower(x.gates.high, x.gates.low, rows, s.gamma);
+  attention_weights(rows, x.scale, s.qk, s.gamma, s.p);
+  scale_rows(rows, d.v, e, x.gates.beta, e);
+  lower_times<Init::kScale>(rows, d.v, s.p, e, s.rows, x.gates.scaled_from_start);
+  for (int64_t i = 0; i < x.chunk.tokens; ++i) {
+    store_row(x.call.o, x.chunk.row + i, x.head, s.rows.row(i), d.v);
   }
   if (ends.last) return;
-  for (int64_t i = 0; i < rows; ++i) scale_row(e.row(i), gates.to_end[i], e.row(i), d.v);
-  gemm<Init::kScale>(d.k, d.v, rows, s.qk_rows.at(rows, 0).transposed(), e, state, gates.decay);
+  scale_rows(rows, d.v, e, x.gates.to_end, e);
+  gemm<Init::kScale>(d.k, d.v, rows, s.qk_rows.at(rows, 0).transposed(), e, state, x.gates.decay);
 }
 
 template <typename T>
@@ -121,7 +120,7 @@ void run_item_t(const StageCall& call, int64_t index, int worker) {
     transpose(chunk.rows, d.k, k, s.k_transposed);
     product_lower(chunk.rows, d.k, s.qk_rows, s.k_transposed, s.qk);
     for (int64_t head = item.begin; head < item.end; ++head) {
-      run_chunk(call, chunk, head, s.state.at((head - item.begin) * d.k, 0), ends, s);
+      run_chunk(HeadChunk<T>(call, chunk, head), s.state.at((head - item.begin) * d.k, 0), ends, s);
     }
   }
   if (want_final) {
@@ -160,14 +159,13 @@ void summarize_item_t(const StageCall& call, int64_t index, int worker) {
               call.args->problem.options.qk_l2norm ? norms : nullptr);
     for (int64_t head = item.begin; head < item.end; ++head) {
       const int64_t at = (head - item.begin) * d.k;
-      T* record = prepared_record<T>(call, chunk, head);
-      const ChunkGates<T> gates(record, T{1}, d.k);
-      const Mat<T> z{record + PreparedRecord::kZ, kChunk};
-      advance_state(call, chunk, gates, z, s.qk_rows, call.args->in.v, head, d.v, s.state.at(at, 0),
-                    s.rows, s.values, Ends{});
+      const HeadChunk<T> x(call, chunk, head);
+      advance_state(
+          x, StateWalk<T>{s.qk_rows, call.args->in.v, d.v, s.state.at(at, 0), s.rows, s.values},
+          Ends{});
       if (want_map) {
-        advance_state(call, chunk, gates, z, s.qk_rows, none, head, d.k, s.map.at(at, 0), s.rows,
-                      s.values, Ends{});
+        advance_state(x, StateWalk<T>{s.qk_rows, none, d.k, s.map.at(at, 0), s.rows, s.values},
+                      Ends{});
       }
     }
   }

@@ -129,6 +129,22 @@ HWY_INLINE T dot(const T* HWY_RESTRICT a, const T* HWY_RESTRICT b, int64_t n) {
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
+template <typename T>
+void zero_matrix(int64_t m, int64_t n, Mat<T> to) {
+  for (int64_t i = 0; i < m; ++i) zero_row(to.row(i), n);
+}
+
+template <typename T>
+void copy_matrix(int64_t m, int64_t n, Mat<T> from, Mat<T> to) {
+  for (int64_t i = 0; i < m; ++i) copy_row(from.row(i), to.row(i), n);
+}
+
+// Row i of to is factors[i] times row i of from.
+template <typename T>
+void scale_rows(int64_t m, int64_t n, Mat<T> from, const T* factors, Mat<T> to) {
+  for (int64_t i = 0; i < m; ++i) scale_row(from.row(i), factors[i], to.row(i), n);
+}
+
 // ---- Transposes -------------------------------------------------------------------------------
 #if HWY_TARGET != HWY_SCALAR
 // 16 bytes of row i of a matrix, of row i + step in the next block of the vector, and so on.
