@@ -14,25 +14,6 @@
 namespace gdn::cli {
 namespace {
 
-struct Output {
-  const char* name;
-  HostTensor BatchResult::*tensor;
-  int head_axis;
-  enum class Rows { kTokens, kDocuments, kNone } rows;  // what axis 0 counts, besides heads
-};
-constexpr Output kOutputs[] = {
-    {"o", &BatchResult::o, 1, Output::Rows::kTokens},
-    {"final_state", &BatchResult::final_state, 1, Output::Rows::kDocuments},
-    {"dq", &BatchResult::dq, 1, Output::Rows::kTokens},
-    {"dk", &BatchResult::dk, 1, Output::Rows::kTokens},
-    {"dv", &BatchResult::dv, 1, Output::Rows::kTokens},
-    {"dg", &BatchResult::dg, 1, Output::Rows::kTokens},
-    {"dbeta", &BatchResult::dbeta, 1, Output::Rows::kTokens},
-    {"dA_log", &BatchResult::dA_log, 0, Output::Rows::kNone},
-    {"ddt_bias", &BatchResult::ddt_bias, 0, Output::Rows::kNone},
-    {"dinitial_state", &BatchResult::dinitial_state, 1, Output::Rows::kDocuments},
-};
-
 struct Row {
   std::string tensor;
   Accuracy accuracy;
@@ -54,13 +35,13 @@ std::vector<Row> compare_all(const BatchResult& result, const BatchResult& refer
   std::vector<int64_t> documents(batch.cu_seqlens.size());
   for (size_t i = 0; i < documents.size(); ++i) documents[i] = static_cast<int64_t>(i);
   std::vector<Row> rows;
-  for (const Output& output : kOutputs) {
-    const HostTensor& x = result.*output.tensor;
-    const HostTensor& ref = reference.*output.tensor;
+  for (const ResultTensor& output : kResultTensors) {
+    const HostTensor& x = result.*output.member;
+    const HostTensor& ref = reference.*output.member;
     if (!x.present() && !ref.present()) continue;
     std::span<const int64_t> parts;
-    if (output.rows == Output::Rows::kTokens) parts = batch.cu_seqlens;
-    if (output.rows == Output::Rows::kDocuments) parts = documents;
+    if (output.rows == ResultTensor::Rows::kTokens) parts = batch.cu_seqlens;
+    if (output.rows == ResultTensor::Rows::kDocuments) parts = documents;
     Row row{output.name, compare(x.view, ref.view, output.head_axis, parts), bar(output.name),
             false, same_bits(x, ref)};
     row.passed = passes(row.accuracy, row.bars);

@@ -170,17 +170,14 @@ TEST(Ranks, OneDocumentsChangeLeavesTheOthersBitwise) {
     options.layout = Layout::kZigzag;
     options.context.backend = "cpu";
     const BatchResult a = must_run(before, options), b = must_run(after, options);
-    for (const NamedTensor& t : tensors_of(a)) {
-      if (!t.per_token) continue;
-      const HostTensor* other = nullptr;
-      for (const NamedTensor& u : tensors_of(b)) {
-        if (std::string(u.name) == t.name) other = u.tensor;
-      }
-      const int64_t row = t.tensor->view.stride[0];
-      for (int64_t i = 0; i < t.tensor->view.numel(); ++i) {
+    for (const ResultTensor& t : kResultTensors) {
+      if (t.rows != ResultTensor::Rows::kTokens) continue;
+      const HostTensor &x = a.*t.member, &other = b.*t.member;
+      const int64_t row = x.view.stride[0];
+      for (int64_t i = 0; i < x.view.numel(); ++i) {
         const int64_t token = i / row;
         if (token >= before.cu_seqlens[doc] && token < before.cu_seqlens[doc + 1]) continue;
-        ASSERT_EQ(t.tensor->as<float>()[i], other->as<float>()[i]) << t.name << " row " << token;
+        ASSERT_EQ(x.as<float>()[i], other.as<float>()[i]) << t.name << " row " << token;
       }
     }
   }

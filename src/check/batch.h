@@ -34,11 +34,33 @@ struct BatchResult {
   std::string backend;  // which one ran
 };
 
+// The tensors of a result, in the order they are shown.
+struct ResultTensor {
+  enum class Rows : uint8_t { kTokens, kDocuments, kNone };  // what axis 0 counts, besides heads
+  const char* name;
+  HostTensor BatchResult::*member;
+  int head_axis;
+  Rows rows;
+};
+inline constexpr ResultTensor kResultTensors[] = {
+    {"o", &BatchResult::o, 1, ResultTensor::Rows::kTokens},
+    {"final_state", &BatchResult::final_state, 1, ResultTensor::Rows::kDocuments},
+    {"dq", &BatchResult::dq, 1, ResultTensor::Rows::kTokens},
+    {"dk", &BatchResult::dk, 1, ResultTensor::Rows::kTokens},
+    {"dv", &BatchResult::dv, 1, ResultTensor::Rows::kTokens},
+    {"dg", &BatchResult::dg, 1, ResultTensor::Rows::kTokens},
+    {"dbeta", &BatchResult::dbeta, 1, ResultTensor::Rows::kTokens},
+    {"dA_log", &BatchResult::dA_log, 0, ResultTensor::Rows::kNone},
+    {"ddt_bias", &BatchResult::ddt_bias, 0, ResultTensor::Rows::kNone},
+    {"dinitial_state", &BatchResult::dinitial_state, 1, ResultTensor::Rows::kDocuments},
+};
+
 // Gate recipes: "model" (A in [1, 16), dt in [1e-3, 1e-1], as Mamba and Qwen start), "slow"
 // (g about -0.01), "fla" (logsigmoid(normal) / 16), "zero", "strong" (-30 to -70 per token),
 // "mixed" (heads of -88 beside heads of -1e-4), "spike" (slow, one -1e4 mid-chunk), "inf" (slow,
-// some -inf). Key recipes: "normal", "correlated" (0.95), "duplicated", "zero" (some all-zero rows),
-// "uniform" ([0, 1) before any norm), "small" and "large" (q and k 1e-3 and 1e3 times as long).
+// some -inf). Key recipes: "normal", "correlated" (0.95), "duplicated", "zero" (some all-zero
+// rows), "uniform" ([0, 1) before any norm), "small" and "large" (q and k 1e-3 and 1e3 times as
+// long).
 struct BatchSpec {
   std::vector<int64_t> documents;  // lengths, 0 allowed
   int64_t heads_qk = 2, heads_v = 4, dim_k = 128, dim_v = 128;
@@ -49,15 +71,16 @@ struct BatchSpec {
   std::string keys = "normal";
   std::string beta = "sigmoid";  // or "one", "two", "tiny" (1e-10), "zeros" (some exactly 0)
   bool initial_state = false;
-  bool backward = true;          // d_o
+  bool backward = true;  // d_o
   bool dfinal_state = false;
-  int64_t slack = 0;             // rows past the last document, filled with NaN
+  int64_t slack = 0;  // rows past the last document, filled with NaN
   uint64_t seed = 0;
 };
 
 Result<Batch> make_batch(const BatchSpec& spec);
 
-// Documents and heads of workload letters "A".."N" (docs/workloads.md), lengths divided by `shrink`.
+// Documents and heads of workload letters "A".."N" (docs/workloads.md), lengths divided by
+// `shrink`.
 Result<BatchSpec> workload(const std::string& letter, int64_t shrink = 1);
 
 // The same numbers in fp64, q, k, v, g and beta widened from their rounded values.

@@ -3,11 +3,10 @@
 #include <fmt/format.h>
 
 #include <cstring>
-#include <new>
 #include <system_error>
 #include <thread>
 
-#include "base/bf16.h"
+#include "base/guarded.h"
 
 namespace gdn {
 namespace {
@@ -89,18 +88,6 @@ Batch local_batch(const Batch& batch, std::span<const int64_t> rows) {
   local.beta = take_rows(batch.beta, rows);
   local.d_o = take_rows(batch.d_o, rows);
   return local;
-}
-
-// Status of `body`, exceptions (out of memory above all) included.
-template <typename Body>
-Status guarded(Body body) {
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    return {ErrorCode::kInternal, "out of memory"};
-  } catch (const std::exception& error) {
-    return {ErrorCode::kInternal, error.what()};
-  }
 }
 
 bool wants_backward(const Batch& batch) {

@@ -1,9 +1,7 @@
 // gdn_c.h over the C++ interface: converts views, catches what must not cross a C boundary.
 #include <fmt/format.h>
 
-#include <exception>
-#include <new>
-
+#include "base/guarded.h"
 #include "gdn/gdn.h"
 #include "gdn/gdn_c.h"
 
@@ -31,16 +29,10 @@ gdn_status report(const Status& status) {
 
 Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
-// Runs `body` (a callable returning Status); exceptions, out of memory above all, become errors.
+// A C function's result: the status of `body`, reported.
 template <typename Body>
 gdn_status guarded(Body body) {
-  try {
-    return report(body());
-  } catch (const std::bad_alloc&) {
-    return report({ErrorCode::kInternal, "out of host memory"});
-  } catch (const std::exception& error) {
-    return report({ErrorCode::kInternal, error.what()});
-  }
+  return report(gdn::guarded(body));
 }
 
 Status convert(DLDataType from, const char* name, gdn::DType& to) {

@@ -294,16 +294,7 @@ Status save_batch(const std::string& path, const Batch& batch,
 Status save_result(const std::string& path, const BatchResult& result,
                    const std::map<std::string, std::string>& metadata) {
   std::vector<NamedTensor> tensors;
-  add(tensors, "o", result.o);
-  add(tensors, "final_state", result.final_state);
-  add(tensors, "dq", result.dq);
-  add(tensors, "dk", result.dk);
-  add(tensors, "dv", result.dv);
-  add(tensors, "dg", result.dg);
-  add(tensors, "dbeta", result.dbeta);
-  add(tensors, "dA_log", result.dA_log);
-  add(tensors, "ddt_bias", result.ddt_bias);
-  add(tensors, "dinitial_state", result.dinitial_state);
+  for (const ResultTensor& t : kResultTensors) add(tensors, t.name, result.*t.member);
   return write_safetensors(path, tensors, metadata);
 }
 

@@ -77,13 +77,14 @@ BatchResult on_device(const Batch& batch, DeviceRun run) {
 void print_errors(const std::string& name, const BatchResult& got, const BatchResult& want,
                   const Batch& batch) {
   std::string line = fmt::format("{:32}", name);
-  const auto a = tensors_of(got), b = tensors_of(want);
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (!a[i].tensor->present() || !b[i].tensor->present()) continue;
-    const Accuracy x = compare(
-        a[i].tensor->view, b[i].tensor->view, a[i].head_axis,
-        a[i].per_token ? std::span<const int64_t>(batch.cu_seqlens) : std::span<const int64_t>{});
-    line += fmt::format(" {} {:.1e}{}", a[i].name, x.rel_rms, x.finite ? "" : "!");
+  for (const ResultTensor& t : kResultTensors) {
+    const HostTensor &a = got.*t.member, &b = want.*t.member;
+    if (!a.present() || !b.present()) continue;
+    const bool tokens = t.rows == ResultTensor::Rows::kTokens;
+    const Accuracy x =
+        compare(a.view, b.view, t.head_axis,
+                tokens ? std::span<const int64_t>(batch.cu_seqlens) : std::span<const int64_t>{});
+    line += fmt::format(" {} {:.1e}{}", t.name, x.rel_rms, x.finite ? "" : "!");
   }
   std::printf("%s\n", line.c_str());
 }
@@ -170,12 +171,10 @@ TEST(Portable, NeighboursDoNotMatter) {
     for (int64_t i = 170 * row; i < 200 * row; ++i) t->as<uint16_t>()[i] = 0x3c00;
   }
   const BatchResult second = on_device(changed, c.run);
-  const auto a = tensors_of(first), b = tensors_of(second);
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (!a[i].per_token || !a[i].tensor->present()) continue;
-    EXPECT_EQ(rows_of(*a[i].tensor, batch.cu_seqlens, 1),
-              rows_of(*b[i].tensor, batch.cu_seqlens, 1))
-        << a[i].name;
+  for (const ResultTensor& t : kResultTensors) {
+    const HostTensor &a = first.*t.member, &b = second.*t.member;
+    if (t.rows != ResultTensor::Rows::kTokens || !a.present()) continue;
+    EXPECT_EQ(rows_of(a, batch.cu_seqlens, 1), rows_of(b, batch.cu_seqlens, 1)) << t.name;
   }
 }
 

@@ -45,21 +45,6 @@ BatchResult run(const Batch& batch, const Plan& plan,
   return run_by_hand(batch, plan, nullptr, views, &cpu_backend());
 }
 
-struct Named {
-  const char* name;
-  HostTensor BatchResult::*member;
-};
-constexpr Named kResults[] = {{"o", &BatchResult::o},
-                              {"dq", &BatchResult::dq},
-                              {"dk", &BatchResult::dk},
-                              {"dv", &BatchResult::dv},
-                              {"dg", &BatchResult::dg},
-                              {"dbeta", &BatchResult::dbeta},
-                              {"dA_log", &BatchResult::dA_log},
-                              {"ddt_bias", &BatchResult::ddt_bias},
-                              {"final_state", &BatchResult::final_state},
-                              {"dinitial_state", &BatchResult::dinitial_state}};
-
 // Elements [0, n) of two views of one shape in row-major order.
 bool same(const TensorView& a, const TensorView& b) {
   for (int64_t i = 0; i < a.numel(); ++i) {
@@ -84,7 +69,7 @@ TensorView rows_of(TensorView view, int64_t first, int64_t rows) {
 }
 
 void expect_same(const BatchResult& a, const BatchResult& b) {
-  for (const auto& [name, member] : kResults) {
+  for (const auto& [name, member, head_axis, rows] : kResultTensors) {
     EXPECT_TRUE(same((a.*member).view, (b.*member).view)) << name;
   }
 }
@@ -195,7 +180,7 @@ TEST(CpuBitwise, Neighbours) {
     one.initial_state.view = rows_of(many.initial_state.view, 3, 1);
     one.dfinal_state.view = rows_of(many.dfinal_state.view, 3, 1);
     const BatchResult all = run(many, plan_uncut(many)), alone = run(one, plan_uncut(one));
-    for (const auto& [name, member] : kResults) {
+    for (const auto& [name, member, head_axis, rows] : kResultTensors) {
       const TensorView& x = (alone.*member).view;
       if (!x.present()) continue;
       const bool state = x.rank == 4;
@@ -211,7 +196,7 @@ TEST(CpuBitwise, SlackRowsAreNotReadAndBecomeZero) {
     spec.slack = 7;
     const Batch slack = make(spec);
     const BatchResult a = run(tight, plan_uncut(tight)), b = run(slack, plan_uncut(slack));
-    for (const auto& [name, member] : kResults) {
+    for (const auto& [name, member, head_axis, rows] : kResultTensors) {
       const TensorView& x = (b.*member).view;
       if (!x.present()) continue;
       EXPECT_TRUE(same((a.*member).view, x.rank == 4 ? x : rows_of(x, 0, 71))) << name;
@@ -290,7 +275,7 @@ TEST(CpuBitwise, CheckpointedBlocks) {
     to->view = from->view;
   }
   const BatchResult a = run(batch, plan_uncut(batch)), b = run(repeated, plan_uncut(repeated));
-  for (const auto& [name, member] : kResults) {
+  for (const auto& [name, member, head_axis, rows] : kResultTensors) {
     if (name[1] == 'q' || name[1] == 'k')
       continue;  // sums over the group in one, apart in the other
     EXPECT_TRUE(same((a.*member).view, (b.*member).view)) << name;

@@ -30,23 +30,8 @@ Batch make(const BatchSpec& spec) {
   return std::move(batch).value();
 }
 
-struct Named {
-  const char* name;
-  HostTensor BatchResult::*member;
-};
-constexpr Named kResults[] = {{"o", &BatchResult::o},
-                              {"final_state", &BatchResult::final_state},
-                              {"dq", &BatchResult::dq},
-                              {"dk", &BatchResult::dk},
-                              {"dv", &BatchResult::dv},
-                              {"dg", &BatchResult::dg},
-                              {"dbeta", &BatchResult::dbeta},
-                              {"dA_log", &BatchResult::dA_log},
-                              {"ddt_bias", &BatchResult::ddt_bias},
-                              {"dinitial_state", &BatchResult::dinitial_state}};
-
 void expect_accurate(const Batch& batch, const BatchResult& got, const BatchResult& want) {
-  for (const auto& [name, member] : kResults) {
+  for (const auto& [name, member, head_axis, rows] : kResultTensors) {
     const HostTensor& x = got.*member;
     if (!x.present() || x.view.numel() == 0) continue;
     const bool packed = x.view.rank == 2 || x.view.rank == 3;

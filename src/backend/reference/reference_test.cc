@@ -37,16 +37,7 @@ Batch make(const BatchSpec& spec) {
 // Pairs of the results of two runs, by name.
 template <typename F>
 void for_each_result(const BatchResult& a, const BatchResult& b, const F& f) {
-  f("o", a.o, b.o);
-  f("final_state", a.final_state, b.final_state);
-  f("dq", a.dq, b.dq);
-  f("dk", a.dk, b.dk);
-  f("dv", a.dv, b.dv);
-  f("dg", a.dg, b.dg);
-  f("dbeta", a.dbeta, b.dbeta);
-  f("dA_log", a.dA_log, b.dA_log);
-  f("ddt_bias", a.ddt_bias, b.ddt_bias);
-  f("dinitial_state", a.dinitial_state, b.dinitial_state);
+  for (const ResultTensor& t : kResultTensors) f(t.name, a.*t.member, b.*t.member);
 }
 
 // rows [first, last) of axis 0
