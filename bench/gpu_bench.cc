@@ -1,8 +1,8 @@
-// Times cuda-portable on the named workloads: gpu_bench [--norm] [--gates NAME] [--calls N]
-// LETTER... Checks accuracy against the fp64 recurrence first, on 2,048 tokens of the same heads.
-// Then per shape the median over N calls of forward, backward and both, each with a cold L2 (a 256
-// MiB fill, a synchronise, the call between two events). The rows repeat with a period of 2,048
-// tokens.
+// Times a CUDA backend on the named workloads: gpu_bench [--backend NAME] [--norm] [--gates NAME]
+// [--calls N] LETTER... Checks accuracy against the fp64 recurrence first, on 2,048 tokens of the
+// same heads. Then per shape the median over N calls of forward, backward and both, each with a
+// cold L2 (a 256 MiB fill, a synchronise, the call between two events). The rows repeat with a
+// period of 2,048 tokens.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
@@ -27,6 +27,7 @@ constexpr int64_t kFlush = 256 << 20;
 struct Flags {
   bool norm = false;
   std::string gates = "model";
+  std::string backend = "cuda-portable";
   int calls = 20;
   std::vector<std::string> letters;
 };
@@ -39,6 +40,8 @@ Flags parse(int argc, char** argv) {
       flags.norm = true;
     } else if (word == "--gates" && i + 1 < argc) {
       flags.gates = argv[++i];
+    } else if (word == "--backend" && i + 1 < argc) {
+      flags.backend = argv[++i];
     } else if (word == "--calls" && i + 1 < argc) {
       flags.calls = std::max(1, std::atoi(argv[++i]));
     } else {
@@ -123,7 +126,7 @@ void check_accuracy(const Flags& flags) {
   auto want = run_batch(widen(*batch), reference);
   must(want.status());
   DeviceRun run;
-  run.context.backend = "cuda-portable";
+  run.context.backend = flags.backend;
   auto got = run_on_device(*batch, run);
   must(got.status());
   const std::pair<const char*, const HostTensor BatchResult::*> tensors[] = {
@@ -161,7 +164,7 @@ void time_shape(const Flags& flags, const std::string& letter, Clock& clock) {
   problem.tokens = tokens;
   problem.device = {Device::Kind::kCuda, 0};
   auto communicator = make_single_communicator();
-  auto context = Context::make(*partition, *communicator, problem, {.backend = "cuda-portable"});
+  auto context = Context::make(*partition, *communicator, problem, {.backend = flags.backend});
   must(context.status());
   DeviceBuffer resident(context->resident_bytes()), saved(context->saved_bytes());
   DeviceBuffer workspace(

@@ -23,8 +23,8 @@ struct StageArgs {
   const Problem& problem;
   const Plan& plan;
   const Operands& in;
-  void* prepared = nullptr;      // prepared_bytes(): written by prepare, read by every later stage
-  void* scratch = nullptr;       // scratch_bytes(): free for the stage while it runs
+  void* prepared = nullptr;  // prepared_bytes(): written by prepare, read by every later stage
+  void* scratch = nullptr;   // scratch_bytes(): free for the stage while it runs
   const void* resident = nullptr;  // resident_bytes(): the plan's tables on the device
   TablePointers tables{};
   Stream stream{};
@@ -43,8 +43,12 @@ class Backend {
   virtual std::optional<std::string> why_not(const Problem& problem) const = 0;
   virtual std::optional<std::string> why_not_operands(const Operands& in) const = 0;
 
-  // How many SMs or threads want work: PlanOptions::workers.
+  // How many SMs or threads want work: PlanOptions::workers; and how it wants documents cut:
+  // PlanOptions::segments_per_worker and segment_chunks. Two pieces per worker even out the last
+  // round; at 32 chunks the two folds of a cut, 16, are 2.8 % of the summary, 32 * 18, they serve.
   virtual int64_t workers() const = 0;
+  virtual int64_t segments_per_worker() const { return 2; }
+  virtual int64_t segment_chunks(int64_t heads_v) const { return 32; }
 
   // Byte queries, pure functions of problem and plan; multiples of 256.
   virtual int64_t prepared_bytes(const Problem& problem, const Plan& plan) const = 0;

@@ -122,6 +122,9 @@ struct PlanOptions {
   int64_t dim_k = 128;  // K
   int64_t dim_v = 128;  // V
   int64_t workers = 1;  // SMs or threads that should all have work
+  int64_t heads_qk = 0;  // H, for backends that keep a group's walks together; 0: HV
+  int64_t segments_per_worker = 2;  // how many to aim for where documents are cut at all,
+  int64_t segment_chunks = 32;      // and the fewest chunks of each
   // 0: segments and units as is fastest. > 0, a multiple of kChunk: the W-independent mode. Every
   // document is cut at multiples of `tile` tokens from its start, each tile is a segment and a
   // unit of the exchange, and results are bitwise the same for every partition whose cuts are

@@ -60,7 +60,7 @@ struct Run {
   int G, N;
   int64_t T, rows, chunks = 0;
   std::vector<int64_t> cu{0};
-  std::vector<Chunk> chunk_table;
+  std::vector<gdn::cuda::ChunkRow> chunk_table;
   std::vector<int> chunk_doc;
   std::vector<Chain> chains;
   int blocks = 0, summary_blocks = 0;
@@ -72,7 +72,7 @@ struct Run {
   Buffer<lab::bf16> tiles;
   Buffer<float> gates, norms, hand_over, enter, leave, map;
   Buffer<int> flags;
-  Buffer<Chunk> chunk_rows;
+  Buffer<gdn::cuda::ChunkRow> chunk_rows;
   Buffer<WalkPiece> pieces, summary_pieces;
   Buffer<int32_t> begin, summary_begin;
   PrepareParams prepare{};
@@ -139,8 +139,8 @@ struct Run {
     return n;
   }
   static int64_t slots(const Case& c) { return int64_t(c.docs.size()) * c.segments; }
-  std::vector<Chunk> make_chunks() {
-    std::vector<Chunk> table;
+  std::vector<gdn::cuda::ChunkRow> make_chunks() {
+    std::vector<gdn::cuda::ChunkRow> table;
     for (int d = 0; d < N; ++d) {
       const int64_t n = c.docs[d], first = table.size(), count = (n + 63) / 64,
                     step = (count + c.segments - 1) / c.segments;
@@ -182,7 +182,7 @@ struct Run {
         wanted.push_back(b);
       }
     }
-    return make_schedule(wanted, c.H, c.lanes ? c.lanes : std::max(1, 132 / G));
+    return make_schedule(wanted, c.H, c.lanes ? c.lanes : std::max(1, 132 / G), Cuts::kNone);
   }
   std::vector<WalkPiece> make_pieces(bool s) {
     Schedule x = make(s);
@@ -197,21 +197,23 @@ struct Run {
   void fill_params() {
     const float scale = 1 / std::sqrt(128.0f);
     prepare.q = pq, prepare.k = pk, prepare.q_stride = stride_q, prepare.k_stride = stride_k;
-    prepare.g = {g.data, c.HV, 1, false}, prepare.beta = {beta.data, c.HV, 1, false};
+    prepare.g = {g.data, c.HV, 1, gdn::DType::kFloat32};
+    prepare.beta = {beta.data, c.HV, 1, gdn::DType::kFloat32};
     prepare.chunks = chunk_rows.data, prepare.tiles = tiles.data, prepare.gates = gates.data,
     prepare.norms = norms.data;
     prepare.num_chunks = chunks, prepare.heads_k = c.H, prepare.heads_v = c.HV,
     prepare.scale = scale;
-    prepare.l2norm = c.norm, prepare.beta_scale = 1;
+    prepare.l2norm = c.norm;
+    prepare.flags = flags.data, prepare.num_flags = static_cast<int>(flags.count);
     must(make_tensor_map(pq, rows, c.H, stride_q, 2, &walk.q));
     must(make_tensor_map(pk, rows, c.H, stride_k, 2, &walk.k));
     must(make_tensor_map(pv, rows, c.HV, stride_v, 2, &walk.v));
     must(make_tensor_map(o.data, rows, c.HV, c.HV * 128, 1, &walk.o_map));
     walk.tiles = tiles.data, walk.gates = gates.data, walk.norms = norms.data, walk.o = o.data,
     walk.o_stride = c.HV * 128;
-    const int64_t s[4] = {c.HV * 16384ll, 16384, 128, 1};
-    walk.initial_state.data = init.data, walk.final_state.data = final_state.data;
-    std::copy(s, s + 4, walk.initial_state.stride), std::copy(s, s + 4, walk.final_state.stride);
+    walk.initial_state = {init.data, c.HV * 16384ll, 16384, 128, 1};
+    walk.final_state = {final_state.data, c.HV * 16384ll, 16384, 128, 1};
+    walk.log2_bound = -17.0f * 1.4427f;
     walk.enter_table = enter.data, walk.leave_table = leave.data, walk.map_table = map.data;
     walk.enter_slots = walk.leave_slots = walk.map_slots = slots(c);
     walk.hand_over = hand_over.data, walk.flags = flags.data, walk.pieces = pieces.data,
@@ -265,7 +267,7 @@ struct Run {
     double worst = 0, worst_gate = 0;
     std::string where;
     for (auto [x, h] : wanted) {
-      const Chunk ch = chunk_table[x];
+      const gdn::cuda::ChunkRow ch = chunk_table[x];
       const int n = ch.tokens, kh = h / G;
       std::vector<lab::bf16> rows_k(n * 128ll);
       CHECK(cudaMemcpy2D(rows_k.data(), 256, pk + ch.row * stride_k + kh * 128, stride_k * 2, 256,
@@ -513,6 +515,13 @@ int main(int argc, char** argv) {
                      .H = 2,
                      .HV = 6,
                      .gate = lab::kSlow,
+                     .init = true,
+                     .segments = 3});
+    cases.push_back({.name = "segments 2/6, forgetting",
+                     .docs = {1500, 4048, 777},
+                     .H = 2,
+                     .HV = 6,
+                     .gate = lab::kModel,
                      .init = true,
                      .segments = 3});
     for (auto& c : cases) {

@@ -9,6 +9,9 @@
 #include "gdn/backend.h"
 #ifdef GDN_WITH_CUDA
 #include "backend/cuda/portable/portable.h"
+#ifndef GDN_SIMT
+#include "backend/cuda/sm90/sm90.h"
+#endif
 #endif
 
 namespace gdn {
@@ -17,6 +20,9 @@ std::span<const Backend* const> backends() {
   static const std::array list = {
 #ifdef GDN_WITH_CUDA
       &cuda_portable_backend(),
+#ifndef GDN_SIMT
+      &cuda_sm90_backend(),  // its backward prepares twice: by name only, until it has one of its own
+#endif
 #endif
       &cpu_backend(),
       &reference_backend(),

@@ -57,6 +57,9 @@ Result<Context::Made> Context::make_local(const Partition& partition, int rank,
   plan_options.dim_k = problem.dim_k;
   plan_options.dim_v = problem.dim_v;
   plan_options.workers = (*backend)->workers();
+  plan_options.heads_qk = problem.heads_qk;
+  plan_options.segments_per_worker = (*backend)->segments_per_worker();
+  plan_options.segment_chunks = (*backend)->segment_chunks(problem.heads_v);
   plan_options.tile = options.tile;
   plan_options.exchange = options.exchange;
   auto plan = Plan::make(partition, rank, plan_options);

@@ -24,6 +24,12 @@ Status check_options(const Partition& partition, int rank, const PlanOptions& op
   if (options.dim_k < 1) return invalid("dim_k", "at least 1", options.dim_k);
   if (options.dim_v < 1) return invalid("dim_v", "at least 1", options.dim_v);
   if (options.workers < 1) return invalid("workers", "at least 1", options.workers);
+  if (options.segments_per_worker < 1) {
+    return invalid("segments_per_worker", "at least 1", options.segments_per_worker);
+  }
+  if (options.segment_chunks < 1) {
+    return invalid("segment_chunks", "at least 1", options.segment_chunks);
+  }
   if (options.tile < 0 || options.tile % kChunk != 0) {
     return invalid("tile", fmt::format("0 or a multiple of {}", kChunk), options.tile);
   }

@@ -9,22 +9,20 @@
 namespace gdn {
 namespace {
 
-// Costs in units of 64^3 multiply-adds, K = V = 128 (docs/math.md): a chunk is 18 in the summary
-// and 20 in the run; a slot adds a fold of 8 for its state and 8 for its map. At 32 chunks the two
-// folds are 16 / (32 * 18) = 2.8 % of the summary they make possible.
-constexpr int64_t kMinChunks = 32;
-
 int64_t chunks_of(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
 
-// Every head is a serial walk, so heads_v walks run at once without any cut. Cutting makes a pass
-// summary + run (18 + 20) instead of run (20) alone, about twice the work: it pays once workers
-// outnumber the walks two to one. A fragment strictly inside its document needs its summary anyway:
-// there it pays as soon as any worker idles. Two pieces per worker even out the last round.
+// Costs in units of 64^3 multiply-adds, K = V = 128 (docs/math.md): a chunk is 18 in the summary
+// and 20 in the run; a slot adds a fold of 8 for its state and 8 for its map. Every head is a
+// serial walk, so heads_v walks run at once without any cut. Cutting makes a pass summary + run (18
+// + 20) instead of run (20) alone, about twice the work: it pays once workers outnumber the walks
+// two to one. A fragment strictly inside its document needs its summary anyway: there it pays as
+// soon as any worker idles.
 int64_t pieces(int64_t length, bool inside, const PlanOptions& options) {
   const int64_t walks = options.heads_v * (inside ? 1 : 2);
   if (options.workers <= walks) return 1;
-  const int64_t wanted = (2 * options.workers + options.heads_v - 1) / options.heads_v;
-  return std::clamp<int64_t>(chunks_of(length) / kMinChunks, 1, wanted);
+  const int64_t wanted =
+      (options.segments_per_worker * options.workers + options.heads_v - 1) / options.heads_v;
+  return std::clamp<int64_t>(chunks_of(length) / options.segment_chunks, 1, wanted);
 }
 
 class Cutter {
@@ -62,7 +60,7 @@ std::string reason(const Plan& plan, int64_t fragments) {
   if (segments > fragments) {
     return fmt::format(
         "{} fragments cut in {} segments, each cut leaving {} chunks or more: {} workers, {} heads",
-        fragments, segments, kMinChunks, o.workers, o.heads_v);
+        fragments, segments, o.segment_chunks, o.workers, o.heads_v);
   }
   if (o.workers <= o.heads_v) {
     return fmt::format("fragments whole: {} heads keep {} workers busy", o.heads_v, o.workers);
@@ -70,7 +68,7 @@ std::string reason(const Plan& plan, int64_t fragments) {
   return fmt::format(
       "fragments whole: cutting would cost more than {} workers over {} heads gain, or leave less "
       "than {} chunks",
-      o.workers, o.heads_v, kMinChunks);
+      o.workers, o.heads_v, o.segment_chunks);
 }
 
 }  // namespace

@@ -52,17 +52,22 @@ Status check(cudaError_t error, const std::string& what) {
 Status launch_kernel(const char* name, const void* kernel, const LaunchShape& shape, Stream stream,
                      void** arguments) {
   if (shape.blocks == 0) return Status::ok();
-  const std::string what = fmt::format("{}, {} blocks of {} threads with {} bytes shared", name,
-                                       shape.blocks, shape.threads, shape.shared_bytes);
+  const auto what = [&] {
+    return fmt::format("{}, {} blocks of {} threads with {} bytes shared", name, shape.blocks,
+                       shape.threads, shape.shared_bytes);
+  };
   if (shape.blocks < 0 || shape.blocks > std::numeric_limits<int32_t>::max()) {
-    return {ErrorCode::kDevice, what + ": more blocks than a grid has"};
+    return {ErrorCode::kDevice, what() + ": more blocks than a grid has"};
   }
   GDN_RETURN_IF_ERROR(allow_shared(name, kernel, shape.shared_bytes));
-  cudaError_t error = cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(shape.blocks)),
-                                       dim3(static_cast<unsigned>(shape.threads)), arguments,
-                                       static_cast<size_t>(shape.shared_bytes), to_cuda(stream));
+  const dim3 grid(static_cast<unsigned>(shape.blocks)), block(static_cast<unsigned>(shape.threads));
+  const size_t shared = static_cast<size_t>(shape.shared_bytes);
+  cudaError_t error =
+      shape.cooperative
+          ? cudaLaunchCooperativeKernel(kernel, grid, block, arguments, shared, to_cuda(stream))
+          : cudaLaunchKernel(kernel, grid, block, arguments, shared, to_cuda(stream));
   if (error == cudaSuccess) error = cudaPeekAtLastError();
-  return check(error, what);
+  return error == cudaSuccess ? Status::ok() : check(error, what());
 }
 
 int current_device() {

@@ -16,6 +16,9 @@ struct LaunchShape {
   int64_t blocks = 0;  // 0: nothing to do
   int threads = 0;
   int shared_bytes = 0;  // dynamic
+  // All blocks run at once or none does: for kernels whose blocks wait for each other, which could
+  // otherwise wait forever beside another stream's kernel.
+  bool cooperative = false;
 };
 
 // kDevice with `what` and the runtime's words, unless `error` is cudaSuccess.

@@ -16,6 +16,9 @@
 
 #include <cstdint>
 
+#include "backend/cuda/common/tables.h"
+#include "backend/cuda/common/types.h"
+
 namespace gdn::sm90 {
 
 inline constexpr int kDim = 128;
@@ -23,47 +26,31 @@ inline constexpr int kChunkTokens = 64;
 inline constexpr int kRecordElements =
     36 * 64;  // of a tile: the 8 x 8 blocks on and below the diagonal
 
-struct Chunk {
-  int64_t row;     // first local row
-  int32_t tokens;  // 1..64
-  int32_t padding;
-};
-
-// A [T, HV] operand of gates: fp32 or bf16, any strides.
-struct GateView {
-  const void* data;
-  int64_t token_stride;
-  int64_t head_stride;
-  bool is_bf16;
-};
-
 struct PrepareParams {
   const __nv_bfloat16* q;  // [T, H, 128], token stride q_stride; read only with l2norm
   const __nv_bfloat16* k;  // [T, H, 128], token stride k_stride
   int64_t q_stride;
   int64_t k_stride;
-  GateView g;            // [T, HV] natural-log decay, or a with gate_in_kernel
-  GateView beta;         // [T, HV], or b with beta_sigmoid
-  const float* A_log;    // [HV], with gate_in_kernel
-  const float* dt_bias;  // [HV] or null
-  const Chunk* chunks;   // [C]
-  __nv_bfloat16* tiles;  // [C, HV, 36, 8, 8]
-  float* gates;          // [C, HV, 2, 64]
-  float* norms;          // [C, H, 2, 64]
+  cuda::ScalarView g;     // [T, HV]
+  cuda::ScalarView beta;  // [T, HV]
+  cuda::Activation activation;
+  const cuda::ChunkRow* chunks;  // [C]
+  __nv_bfloat16* tiles;          // [C, HV, 36, 8, 8]
+  float* gates;                  // [C, HV, 2, 64]
+  float* norms;                  // [C, H, 2, 64]
+  int* flags;                    // set to 0
   int64_t num_chunks;
+  int num_flags;
   int heads_k;
   int heads_v;
   float scale;
   bool l2norm;
-  bool gate_in_kernel;
-  bool beta_sigmoid;
-  float beta_scale;  // 2 with allow_neg_eigval, else 1
 };
 
 // Where a walk's state comes from or goes to.
 enum class StateKind : int32_t {
   kNone,      // enters: zero; leaves: dropped
-  kIdentity,  // enters only: the walk of a map, with v = 0
+  kIdentity,  // enters: the walk of a map, with v = 0; leaves: map table slot `index`
   kDocument,  // initial_state or final_state row `index`
   kSlot,      // boundary table slot `index`
   kHandOver,  // another block of this launch, hand-over buffer `index`
@@ -84,32 +71,29 @@ struct WalkPiece {
 };
 static_assert(sizeof(WalkPiece) == 48);
 
-// [N, HV, K, V] states, any strides; null: absent.
-struct StateView {
-  float* data;
-  int64_t stride[4];
-};
-
 struct WalkParams {
   CUtensorMap q;  // [T, H, 128] as tensor_map.h describes
   CUtensorMap k;
-  CUtensorMap v;               // [T, HV, 128]
+  CUtensorMap v;               // [T, HV, 128]; backward: d_o
   const __nv_bfloat16* tiles;  // [C, HV, 36, 8, 8]
   const float* gates;          // [C, HV, 2, 64]
   const float* norms;          // [C, H, 2, 64]
-  CUtensorMap o_map;           // [T, HV, 128], boxes of one half of V
+  CUtensorMap o_map;           // [T, HV, 128], boxes of one half of V; backward: U
   __nv_bfloat16* o;            // the same memory, token stride o_stride
+  __nv_bfloat16* states;       // [C, HV, 2, 2, 64, 64] images: S entering, or dS leaving, a chunk
+  __nv_bfloat16* e;            // [C, HV, 2, 64, 64] images: E
   int64_t o_stride;
-  StateView initial_state;
-  StateView final_state;
-  const float* enter_table;  // [HV, slots, K, V]
-  float* leave_table;        // [HV, slots, K, V]; summaries: B, and M in map_table
-  float* map_table;          // [HV, slots, K, K]
+  cuda::StateView initial_state;  // null data: 0
+  cuda::StateView final_state;    // null data: not wanted
+  const float* enter_table;       // [HV, slots, K, V]
+  float* leave_table;             // [HV, slots, K, V]; summaries: B, and M in map_table
+  float* map_table;               // [HV, slots, K, K]
   int64_t enter_slots;
   int64_t leave_slots;
   int64_t map_slots;
-  float* hand_over;            // [hand-overs, G, 128 * 128] states in register order
-  int* flags;                  // [hand-overs, G, 2]: 0 between launches
+  float* hand_over;  // [hand-overs, G, 128 * 128] states in register order
+  int* flags;        // [hand-overs, G, 2]: 0 between launches
+  float log2_bound;  // summaries: a run of chunks that decays below this forgets what was before
   const WalkPiece* pieces;     // in the order of their blocks
   const int32_t* piece_begin;  // [blocks / G + 1]
   int heads_k;

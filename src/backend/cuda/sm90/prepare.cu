@@ -9,6 +9,7 @@
 // 16 (later the three record images, 4.5 each) + 3 x (W 3 + vectors 0.9) + A 5 fp16 + 2 fp32. At
 // most 112 registers (18 warps x 32 x 112 = 64,512).
 #include "backend/cuda/common/launch.h"
+#include "backend/cuda/common/scalars.cuh"
 #include "backend/cuda/sm90/prepare.h"
 #include "backend/cuda/sm90/ptx.cuh"
 
@@ -17,7 +18,6 @@ namespace {
 
 constexpr int kWarps = 3;
 constexpr int kThreads = 32 * kWarps;
-constexpr float kLog2e = 1.4426950408889634f;
 // e^-88 is below the smallest normal float: a token that decays more forgets the state exactly, and
 // the sums of later, small decays keep their digits.
 constexpr float kLowestDecay = -88.0f;
@@ -65,37 +65,24 @@ __device__ __forceinline__ uint32_t quadrant(const uint8_t* blocks, int index, i
 }
 __device__ __forceinline__ int a_block(int r, int j) { return r * (r + 1) / 2 + j; }
 
-__device__ __forceinline__ float load(const GateView& view, int64_t row, int head) {
-  const int64_t i = row * view.token_stride + head * view.head_stride;
-  return view.is_bf16 ? __bfloat162float(static_cast<const bf16*>(view.data)[i])
-                      : static_cast<const float*>(view.data)[i];
-}
-
 // log2 of the decay of one token, from the operand.
 __device__ __forceinline__ float log2_decay(const PrepareParams& p, float g, int head) {
-  if (p.gate_in_kernel) {
-    const float x = g + (p.dt_bias ? p.dt_bias[head] : 0.0f);
-    const float softplus = x > 20.0f ? x : log1pf(expf(x));
-    g = -expf(p.A_log[head]) * softplus;
-  }
-  return fmaxf(g, kLowestDecay) * kLog2e;
-}
-
-__device__ __forceinline__ float beta_of(const PrepareParams& p, float b) {
-  return p.beta_sigmoid ? p.beta_scale / (1.0f + expf(-b)) : b;
+  return fmaxf(cuda::activate_gate(p.activation, g, head).log_decay, kLowestDecay) * cuda::kLog2E;
 }
 
 // Inclusive sums of the log2 decays (two tokens a lane) and beta, to the slot and to the record.
-__device__ __forceinline__ void load_gates(const PrepareParams& p, const Chunk& chunk,
+__device__ __forceinline__ void load_gates(const PrepareParams& p, const cuda::ChunkRow& chunk,
                                            int64_t record, int value_head, int lane, Slot& slot) {
   const int t = 2 * lane, last = chunk.tokens - 1;
   const int64_t row0 = chunk.row + min(t, last), row1 = chunk.row + min(t + 1, last);
-  float g0 = load(p.g, row0, value_head), g1 = load(p.g, row1, value_head);
-  float b0 = load(p.beta, row0, value_head), b1 = load(p.beta, row1, value_head);
+  float g0 = cuda::load_scalar(p.g, row0, value_head);
+  float g1 = cuda::load_scalar(p.g, row1, value_head);
+  float b0 = cuda::load_scalar(p.beta, row0, value_head);
+  float b1 = cuda::load_scalar(p.beta, row1, value_head);
   g0 = t <= last ? log2_decay(p, g0, value_head) : 0.0f;
   g1 = t < last ? log2_decay(p, g1, value_head) : 0.0f;
-  b0 = t <= last ? beta_of(p, b0) : 0.0f;
-  b1 = t < last ? beta_of(p, b1) : 0.0f;
+  b0 = t <= last ? cuda::activate_beta(p.activation, b0) : 0.0f;
+  b1 = t < last ? cuda::activate_beta(p.activation, b1) : 0.0f;
   float sum = g0 + g1;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
@@ -122,8 +109,8 @@ __device__ __forceinline__ void load_gates(const PrepareParams& p, const Chunk& 
   out[32 + lane] = {b0, b1};
 }
 
-__device__ __forceinline__ void load_keys(const PrepareParams& p, const Chunk& chunk, int key_head,
-                                          Shared& s) {
+__device__ __forceinline__ void load_keys(const PrepareParams& p, const cuda::ChunkRow& chunk,
+                                          int key_head, Shared& s) {
   const bf16* from = p.k + chunk.row * p.k_stride + int64_t{key_head} * kDim;
   for (int i = threadIdx.x; i < kChunkTokens * 16; i += kThreads) {
     const int row = i / 16, piece = i % 16;
@@ -135,8 +122,9 @@ __device__ __forceinline__ void load_keys(const PrepareParams& p, const Chunk& c
 }
 
 // scale / |q| of the chunk's rows: 16 lanes a row, all rows of the warp in flight at once.
-__device__ __forceinline__ void store_query_norms(const PrepareParams& p, const Chunk& chunk,
-                                                  int key_head, int warp, int lane, float* norms) {
+__device__ __forceinline__ void store_query_norms(const PrepareParams& p,
+                                                  const cuda::ChunkRow& chunk, int key_head,
+                                                  int warp, int lane, float* norms) {
   const bf16* from = p.q + chunk.row * p.q_stride + int64_t{key_head} * kDim + (lane % 16) * 8;
   constexpr int kTurns = (kChunkTokens / 2 + kWarps - 1) / kWarps;
   uint4 x[kTurns];
@@ -465,11 +453,14 @@ __global__ void __launch_bounds__(kThreads, 6)
   const int key_head = static_cast<int>(blockIdx.x % p.heads_k);
   const int group = p.heads_v / p.heads_k;
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  const Chunk chunk = p.chunks[chunk_index];
+  const cuda::ChunkRow chunk = p.chunks[chunk_index];
   const int64_t first_record = chunk_index * p.heads_v + key_head * group;
   Slot& slot = s.slot[warp];
 
   load_keys(p, chunk, key_head, s);
+  if (blockIdx.x == 0) {
+    for (int i = threadIdx.x; i < p.num_flags; i += kThreads) p.flags[i] = 0;
+  }
   if (warp < group) {
     load_gates(p, chunk, first_record + warp, key_head * group + warp, lane, slot);
   }

@@ -1,7 +1,10 @@
 #include "backend/cuda/sm90/schedule.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
+#include <queue>
+#include <utility>
 
 namespace gdn::sm90 {
 namespace {
@@ -31,7 +34,7 @@ WalkPiece make_piece(const Job& job, int64_t begin, int64_t end) {
 }
 
 // Fills lane groups up to `makespan`; more lane groups than wanted means that it was too small.
-Schedule fill(const std::vector<Job>& jobs, int64_t makespan, bool one_each) {
+Schedule wrap(const std::vector<Job>& jobs, int64_t makespan) {
   Schedule schedule;
   schedule.makespan = makespan;
   schedule.piece_begin.push_back(0);
@@ -61,15 +64,40 @@ Schedule fill(const std::vector<Job>& jobs, int64_t makespan, bool one_each) {
       schedule.pieces.push_back(first);
       used = chunks - room;
     }
-    if (used == makespan || one_each) next_lane_group();
+    if (used == makespan) next_lane_group();
   }
   if (used > 0) next_lane_group();
   return schedule;
 }
 
+// Longest first, each to the lane group with the least work so far.
+Schedule deal(const std::vector<Job>& jobs, int64_t lane_groups) {
+  std::vector<std::vector<const Job*>> hands(static_cast<size_t>(lane_groups));
+  using Load = std::pair<int64_t, size_t>;  // chunks, lane group: ties go to the lower one
+  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
+  for (size_t i = 0; i < hands.size(); ++i) loads.push({0, i});
+  Schedule schedule;
+  for (const Job& job : jobs) {
+    const auto [chunks, index] = loads.top();
+    loads.pop();
+    hands[index].push_back(&job);
+    loads.push({chunks + job.chain->chunks(), index});
+    schedule.makespan = std::max(schedule.makespan, chunks + job.chain->chunks());
+  }
+  schedule.piece_begin.push_back(0);
+  for (const auto& hand : hands) {
+    for (const Job* job : hand) {
+      schedule.pieces.push_back(make_piece(*job, 0, job->chain->chunks()));
+    }
+    schedule.piece_begin.push_back(static_cast<int32_t>(schedule.pieces.size()));
+  }
+  return schedule;
+}
+
 }  // namespace
 
-Schedule make_schedule(const std::vector<Chain>& chains, int heads_k, int lane_groups) {
+Schedule make_schedule(const std::vector<Chain>& chains, int64_t heads_k, int64_t lane_groups,
+                       Cuts cuts) {
   std::vector<size_t> order(chains.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
@@ -77,17 +105,19 @@ Schedule make_schedule(const std::vector<Chain>& chains, int heads_k, int lane_g
   std::vector<Job> jobs;
   int64_t longest = 0, total = 0;
   for (const size_t index : order) {
-    for (int32_t head = 0; head < heads_k; ++head) {
-      jobs.push_back({&chains[index], head});
+    for (int64_t head = 0; head < heads_k; ++head) {
+      jobs.push_back({&chains[index], static_cast<int32_t>(head)});
       longest = std::max(longest, chains[index].chunks());
       total += chains[index].chunks();
     }
   }
-  // As many chains as lane groups or fewer: one each.
-  const bool one_each = static_cast<int64_t>(jobs.size()) <= lane_groups;
+  if (cuts == Cuts::kNone || static_cast<int64_t>(jobs.size()) <= lane_groups) {
+    return deal(jobs, lane_groups);
+  }
   int64_t makespan = std::max(longest, (total + lane_groups - 1) / lane_groups);
-  Schedule schedule = fill(jobs, makespan, one_each);
-  while (schedule.lane_groups() > lane_groups) schedule = fill(jobs, ++makespan, one_each);
+  Schedule schedule = wrap(jobs, makespan);
+  while (schedule.lane_groups() > lane_groups) schedule = wrap(jobs, ++makespan);
+  schedule.piece_begin.resize(static_cast<size_t>(lane_groups) + 1, schedule.piece_begin.back());
   return schedule;
 }
 

@@ -34,7 +34,13 @@ struct Schedule {
   int lane_groups() const { return static_cast<int>(piece_begin.size()) - 1; }
 };
 
-// `lane_groups`: blocks that run at once / G, at least 1.
-Schedule make_schedule(const std::vector<Chain>& chains, int heads_k, int lane_groups);
+enum class Cuts {
+  kAllowed,
+  kNone
+};  // kNone: whole chains, each to the lane group with the least work
+
+// `lane_groups`: blocks that run at once / G, at least 1. Lane groups without work are kept, empty.
+Schedule make_schedule(const std::vector<Chain>& chains, int64_t heads_k, int64_t lane_groups,
+                       Cuts cuts = Cuts::kAllowed);
 
 }  // namespace gdn::sm90

@@ -1,36 +1,43 @@
-// Device code of the forward walks. One block walks pieces of one value head, chunk after chunk,
-// with the state S^T [V x K] in fp32 registers of two warpgroups (64 rows of V each):
-//   Y = V^T - a (S^T K^T)        a = gam / |k|, gam_i = e^{G_i}
-//   E = Y + (beta Y) W^T         beta E are the corrected values
-//   O = d (S^T Q^T) + E P^T      d = gam scale / |q|, P = scale/|q| (Q K^T) e^{G_i-G_j} beta/|k|, j
-//   <= i S^T <- gam_C S^T + (c E) K   c = e^{G_C-G_i} beta / |k|
-// Tokens are accumulator columns, so every per-token factor is a column factor.
+// Device code of the forward walks, S^T in registers (walk_common.cuh):
+//   Y = V^T - a (S^T K^T)           a = gam / |k|, gam_i = e^{G_i}
+//   E = Y + (beta Y) W^T            beta E are the corrected values
+//   O = d (S^T Q^T) + E P^T         d = gam scale / |q|
+//   S^T <- gam_C S^T + (c E) K      c = e^{G_C-G_i} beta / |k|
+// with P_ij = scale / |q_i| (q_i.k_j) e^{G_i-G_j} beta_j / |k_j|, j <= i. Tokens are accumulator
+// columns, so every per-token factor is a column factor. Three walks: kRun writes o, kSummary only
+// boundary states, kStates leaves S (entering) and E of every chunk for the gradients.
 //
-// Warpgroups: 0 = copies (warp 0 fills stages, warps 1 and 2 write o), 1 and 2 = state, 3 =
-// auxiliary (Q K^T, P, per-token factors, zeros in the rows past a short chunk). Registers 24 + 2 *
-// 208 + 72 = 512: 65,536 / 128. 512 threads, one block per SM. A state warpgroup works beside its
-// products where it can: S Q runs under the packing of E, E P^T under the packing of the next S,
-// and o leaves while the next S K runs. Barriers of a stage: full (copies landed) -> ready (P and
-// factors written) -> empty (state is done). Shared: 3 stages x 66 KiB (k, q, v 16 each, W and P 8
-// each, vectors 2) + o 16 KiB + vectors = 214.7 KiB.
+// Warpgroups: 0 copies (warp 0 fills stages, warps 1 and 2 write results), 1 and 2 state, 3
+// auxiliary (Q K^T, P, per-token factors, zeros in the rows past a short chunk). 512 threads, one
+// block per SM; registers 24 + 2 * 208 + 72 = 512 = 65,536 / 128.
+// Barriers of a stage: full (copies landed) -> ready (P and factors written) -> empty (state done).
+// Shared, KiB: kRun 3 stages of 66 (k, q, v 16 each, W and P 8 each, vectors 2) + o 16; kStates 3
+// stages of 42 + S 2 x 32 + E 16 = 206.
 #pragma once
 
-#include "backend/cuda/sm90/params.h"
-#include "backend/cuda/sm90/ptx.cuh"
-#include "backend/cuda/sm90/wgmma.cuh"
+#include <type_traits>
+
+#include "backend/cuda/sm90/walk_common.cuh"
 
 namespace gdn::sm90 {
 
-inline constexpr int kStages = 3;
-inline constexpr int kWalkThreads = 512;
-inline constexpr int kTileElements = kChunkTokens * kChunkTokens;
+enum class WalkKind { kRun, kSummary, kStates };
 
-struct alignas(1024) WalkStage {
-  bf16 k[2][kTileElements];  // [half of K][64 tokens][64]
+inline constexpr int kWalkStages = 3;
+using WalkCursor = StageCursor<kWalkStages>;
+
+struct WithoutOutput {};
+struct WithOutput {
   bf16 q[2][kTileElements];
+  bf16 p[kTileElements];  // [i][j]
+};
+
+template <WalkKind kKind>
+struct alignas(1024) WalkStage
+    : std::conditional_t<kKind == WalkKind::kRun, WithOutput, WithoutOutput> {
+  bf16 k[2][kTileElements];  // [half of K][64 tokens][64]
   bf16 v[2][kTileElements];
   bf16 w[kTileElements];     // [i / 8][j / 8][8][8], the blocks j > i stay zero
-  bf16 p[kTileElements];     // [i][j]
   float gate[kChunkTokens];  // gate and beta, rq and rk: two bulk copies
   float beta[kChunkTokens];
   float rq[kChunkTokens];
@@ -38,80 +45,64 @@ struct alignas(1024) WalkStage {
   float4 inner[kChunkTokens / 2];  // {a_t, a_t+1, beta_t, beta_t+1}
   float4 outer[kChunkTokens / 2];  // {c_t, c_t+1, d_t, d_t+1}
 };
-static_assert(sizeof(WalkStage) == 66 * 1024);
 
+template <WalkKind kKind>
 struct WalkShared {
-  WalkStage stage[kStages];
-  bf16 o[2][kTileElements];    // [state warpgroup][token][64 of V]
+  WalkStage<kKind> stage[kWalkStages];
+  bf16 result[2][kTileElements];  // [state warpgroup][token][64 of V]: o, or E
+  bf16 states[kKind == WalkKind::kStates ? 2 : 0][2][2][kTileElements];  // [turn][warpgroup][tile]
   float key[kChunkTokens];     // auxiliary warpgroup only: beta_j / |k_j|
   float column[kChunkTokens];  // and that times e^{G_end of its 16-block - G_j}
-  uint64_t full[kStages];
-  uint64_t ready[kStages];
-  uint64_t empty[kStages];
-  uint64_t o_full[2];
-  uint64_t o_empty[2];
+  uint64_t full[kWalkStages];
+  uint64_t ready[kWalkStages];
+  uint64_t empty[kWalkStages];
+  uint64_t result_full[2];
+  uint64_t result_empty[2];
 };
-static_assert(sizeof(WalkShared) <= 227 * 1024);
+static_assert(sizeof(WalkShared<WalkKind::kRun>) <= 227 * 1024);
+static_assert(sizeof(WalkShared<WalkKind::kStates>) <= 227 * 1024);
 
-// Position in the ring of stages; the same sequence in every role.
-struct StageCursor {
-  int index = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++index == kStages) {
-      index = 0;
-      parity ^= 1;
-    }
-  }
-};
+// The chunks of a piece that a walk of this kind visits begin behind this many.
+template <WalkKind kKind>
+__device__ __forceinline__ int first_chunk(const WalkParams& p, const WalkPiece& piece, int sub) {
+  if (kKind != WalkKind::kSummary) return 0;
+  return chunks_to_skip(p, piece, piece.key_head * p.group + sub);
+}
 
-// What a block walks: pieces [begin, end), and which value head of their groups.
-struct Walk {
-  int begin, end, sub;
-
-  __device__ __forceinline__ explicit Walk(const WalkParams& p) {
-    const int lane_group = blockIdx.x / p.group;
-    sub = blockIdx.x % p.group;
-    begin = p.piece_begin[lane_group];
-    end = p.piece_begin[lane_group + 1];
-  }
-};
-
-// ---- Copies in: one warp ------------------------------------------------------------------------
-template <bool kOutput>
-__device__ __forceinline__ void fill_stages(const WalkParams& p, WalkShared& s) {
+// ---- Copies in: one warp
+template <WalkKind kKind>
+__device__ __forceinline__ void fill_stages(const WalkParams& p, WalkShared<kKind>& s) {
+  constexpr bool kOutput = kKind == WalkKind::kRun;
   const Walk walk(p);
   const int lane = threadIdx.x;
   const uint64_t once = evict_first_policy();
-  constexpr uint32_t kVectorBytes = 2 * kChunkTokens * sizeof(float);
-  StageCursor at;
+  WalkCursor at;
   for (int index = walk.begin; index < walk.end; ++index) {
     const WalkPiece* piece = p.pieces + index;
     const int key_head = piece->key_head, value_head = key_head * p.group + walk.sub;
     const bool has_values = piece->enter != StateKind::kIdentity;
     const uint32_t bytes = 2 * kTileBytes * (1 + kOutput + has_values) +
                            kRecordElements * sizeof(bf16) + 2 * kVectorBytes;
-    const int64_t first = piece->first_chunk;
+    const int skip = first_chunk<kKind>(p, *piece, walk.sub);
+    const int64_t first = piece->first_chunk + skip;
     const bf16* tile = p.tiles + (first * p.heads_v + value_head) * kRecordElements;
     const float* gate = p.gates + (first * p.heads_v + value_head) * 2 * kChunkTokens;
     const float* norm = p.norms + (first * p.heads_k + key_head) * 2 * kChunkTokens;
-    int row = static_cast<int>(piece->row);
-    for (int left = piece->chunks; left > 0; --left, at.advance()) {
-      WalkStage& stage = s.stage[at.index];
+    int row = static_cast<int>(piece->row) + skip * kChunkTokens;
+    for (int left = piece->chunks - skip; left > 0; --left, at.advance()) {
+      auto& stage = s.stage[at.index];
       uint64_t* full = &s.full[at.index];
       if (lane == 0) {
         barrier_wait(&s.empty[at.index], at.parity ^ 1);
         barrier_expect_bytes(full, bytes);
         tensor_load(stage.k, &p.k, full, 0, row, 0, key_head);
-        if (kOutput) tensor_load(stage.q, &p.q, full, 0, row, 0, key_head);
+        if constexpr (kOutput) tensor_load(stage.q, &p.q, full, 0, row, 0, key_head);
         bulk_load(stage.gate, gate, kVectorBytes, full);
         bulk_load(stage.rq, norm, kVectorBytes, full);
         if (has_values) tensor_load(stage.v, &p.v, full, 0, row, 0, value_head, once);
       }
       __syncwarp();
-      if (lane < 8) {  // W by rows of 8 x 8 blocks
-        bulk_load(stage.w + lane * 512, tile + lane * (lane + 1) * 32, (lane + 1) * 128, full);
-      }
+      load_w(stage.w, tile, full, lane);
       row += kChunkTokens;
       tile += int64_t{p.heads_v} * kRecordElements;
       gate += p.heads_v * 2 * kChunkTokens;
@@ -121,8 +112,8 @@ __device__ __forceinline__ void fill_stages(const WalkParams& p, WalkShared& s) 
 }
 
 // ---- Copies out: one warp per state warpgroup
-// -----------------------------------------------------
-__device__ __forceinline__ void write_outputs(const WalkParams& p, WalkShared& s, int half) {
+__device__ __forceinline__ void write_outputs(const WalkParams& p, WalkShared<WalkKind::kRun>& s,
+                                              int half) {
   const Walk walk(p);
   const int lane = threadIdx.x % 32;
   uint32_t parity = 0;
@@ -131,43 +122,40 @@ __device__ __forceinline__ void write_outputs(const WalkParams& p, WalkShared& s
     const int value_head = piece->key_head * p.group + walk.sub;
     int row = static_cast<int>(piece->row);
     for (int tokens = piece->tokens; tokens > 0; tokens -= kChunkTokens, parity ^= 1) {
-      barrier_wait(&s.o_full[half], parity);
-      if (tokens >= kChunkTokens) {
-        if (lane == 0) {
-          tensor_store(&p.o_map, s.o[half], 0, row, half, value_head);
-          bulk_store_wait();
-        }
-      } else {  // the neighbour's rows stay as they are
-        const int column = value_head * kDim + half * 64 + (lane % 8) * 8;
-#pragma unroll 1
-        for (int r = lane / 8; r < tokens; r += 4) {
-          *reinterpret_cast<uint4*>(p.o + (row + r) * p.o_stride + column) =
-              *reinterpret_cast<const uint4*>(reinterpret_cast<const uint8_t*>(s.o[half]) +
-                                              r * 128 + (((lane % 8) ^ (r % 8)) * 16));
-        }
-        __syncwarp();
-      }
-      if (lane == 0) barrier_arrive(&s.o_empty[half]);
+      barrier_wait(&s.result_full[half], parity);
+      write_rows(p, s.result[half], row, tokens, value_head, half, lane);
+      if (lane == 0) barrier_arrive(&s.result_empty[half]);
       row += kChunkTokens;
     }
   }
 }
 
-// ---- Auxiliary warpgroup
-// -------------------------------------------------------------------------- Zeros in rows [tokens,
-// 64) of the 64 x 64 tiles from `tile` on: nothing of a neighbour enters a product.
-__device__ __forceinline__ void clear_rows(bf16* tile, int tiles, int tokens, int thread) {
-  const int pieces = (kChunkTokens - tokens) * 8;
-#pragma unroll 1
-  for (int t = 0; t < tiles; ++t) {
-    auto* at = reinterpret_cast<uint4*>(tile + t * kTileElements + tokens * 64);
-#pragma unroll 1
-    for (int i = thread; i < pieces; i += 128) at[i] = {0, 0, 0, 0};
+// S and E of every chunk as images of their tiles: [C, HV, half of V][2 tiles], [C, HV,
+// half][tile].
+__device__ __forceinline__ void write_states(const WalkParams& p, WalkShared<WalkKind::kStates>& s,
+                                             int half) {
+  const Walk walk(p);
+  if (threadIdx.x % 32 != 0) return;
+  int turn = 0;
+  for (int index = walk.begin; index < walk.end; ++index) {
+    const WalkPiece* piece = p.pieces + index;
+    const int value_head = piece->key_head * p.group + walk.sub;
+    for (int chunk = 0; chunk < piece->chunks; ++chunk, ++turn) {
+      const int64_t record = int64_t{piece->first_chunk + chunk} * p.heads_v + value_head;
+      barrier_wait(&s.result_full[half], turn & 1);
+      bulk_store(p.states + (record * 2 + half) * 2 * kTileElements, s.states[turn & 1][half],
+                 2 * kTileBytes);
+      bulk_store(p.e + (record * 2 + half) * kTileElements, s.result[half], kTileBytes);
+      bulk_store_wait();
+      barrier_arrive(&s.result_empty[half]);
+    }
   }
 }
 
+// ---- Auxiliary warpgroup
 // Per-token factors of token t.
-__device__ __forceinline__ void write_factors(WalkStage& stage, float* key, float* column, int t) {
+template <typename Stage>
+__device__ __forceinline__ void write_factors(Stage& stage, float* key, float* column, int t) {
   const float gate = stage.gate[t], rk = stage.rk[t], beta = stage.beta[t], rkb = rk * beta;
   const float gam = exp2_approx(gate);
   auto* inner = reinterpret_cast<float*>(&stage.inner[t / 2]) + t % 2;
@@ -180,73 +168,25 @@ __device__ __forceinline__ void write_factors(WalkStage& stage, float* key, floa
   column[t] = exp2_approx(stage.gate[t | 15] - gate) * rkb;
 }
 
-// P from Q K^T in accumulator layout. Below the diagonal 16-blocks the decay is a row factor times
-// a column factor, each at most 1, that meet at the end of the column's block.
-__device__ __forceinline__ void write_p(const float (&qk)[32], WalkStage& stage, const float* key,
-                                        const float* column, int warp, int lane) {
-  const int r0 = 16 * warp + lane / 4, c2 = 2 * (lane % 4);
-  const float g0 = stage.gate[r0], g1 = stage.gate[r0 + 8];
-  const float q0 = stage.rq[r0], q1 = stage.rq[r0 + 8];
-  const uint32_t tile = smem_address(stage.p);
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {  // 16 columns
-    uint32_t out[4] = {0, 0, 0, 0};
-    if (j < warp) {
-      const float end = stage.gate[16 * j + 15];
-      const float f0 = q0 * exp2_approx(g0 - end), f1 = q1 * exp2_approx(g1 - end);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float2 c = *reinterpret_cast<const float2*>(&column[16 * j + 8 * h + c2]);
-        const float* x = &qk[8 * j + 4 * h];
-        out[2 * h] = pack_bf16(x[0] * f0 * c.x, x[1] * f0 * c.y);
-        out[2 * h + 1] = pack_bf16(x[2] * f1 * c.x, x[3] * f1 * c.y);
-      }
-    } else if (j == warp) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int c = 16 * j + 8 * h + c2;
-        const float2 g = *reinterpret_cast<const float2*>(&stage.gate[c]);
-        const float2 k = *reinterpret_cast<const float2*>(&key[c]);
-        const float* x = &qk[8 * j + 4 * h];
-        const auto entry = [](float value, int row, int col, float gi, float gj, float f) {
-          return col <= row ? value * f * exp2_approx(gi - gj) : 0.0f;
-        };
-        out[2 * h] = pack_bf16(entry(x[0], r0, c, g0, g.x, q0 * k.x),
-                               entry(x[1], r0, c + 1, g0, g.y, q0 * k.y));
-        out[2 * h + 1] = pack_bf16(entry(x[2], r0 + 8, c, g1, g.x, q1 * k.x),
-                                   entry(x[3], r0 + 8, c + 1, g1, g.y, q1 * k.y));
-      }
-    }
-    stmatrix_x4(tile_address(tile, 16 * warp + lane % 16, 16 * j + 8 * (lane / 16)), out[0], out[1],
-                out[2], out[3]);
-  }
-}
-
-template <bool kOutput>
-__device__ __forceinline__ void run_auxiliary(const WalkParams& p, WalkShared& s) {
+template <WalkKind kKind>
+__device__ __forceinline__ void run_auxiliary(const WalkParams& p, WalkShared<kKind>& s) {
+  constexpr bool kOutput = kKind == WalkKind::kRun;
   const Walk walk(p);
   const int thread = threadIdx.x % 128, lane = thread % 32;
   const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
-  StageCursor at;
+  WalkCursor at;
   for (int index = walk.begin; index < walk.end; ++index) {
     const WalkPiece* piece = p.pieces + index;
     const bool has_values = piece->enter != StateKind::kIdentity;
-    for (int tokens = piece->tokens; tokens > 0; tokens -= kChunkTokens, at.advance()) {
-      WalkStage& stage = s.stage[at.index];
+    const int skip = first_chunk<kKind>(p, *piece, walk.sub);
+    for (int tokens = piece->tokens - skip * kChunkTokens; tokens > 0;
+         tokens -= kChunkTokens, at.advance()) {
+      auto& stage = s.stage[at.index];
       barrier_wait(&s.full[at.index], at.parity);
       float qk[32];
-      if (kOutput) {
-        const uint32_t q = smem_address(stage.q), k = smem_address(stage.k);
-        wgmma_fence();
-#pragma unroll
-        for (int kk = 0; kk < 8; ++kk) {
-          const uint32_t at_k = (kk / 4) * kTileBytes + (kk % 4) * 32;
-          wgmma_ss<0, 0>(qk, descriptor(q + at_k), descriptor(k + at_k), kk > 0);
-        }
-        wgmma_commit();
-      }
+      if constexpr (kOutput) start_qk(qk, stage);
       if (thread < kChunkTokens) write_factors(stage, s.key, s.column, thread);
-      if (kOutput) {
+      if constexpr (kOutput) {
         wgmma_wait<0>();
         settle(qk);
         named_barrier(3, 128);
@@ -254,7 +194,7 @@ __device__ __forceinline__ void run_auxiliary(const WalkParams& p, WalkShared& s
       }
       if (tokens < kChunkTokens) {
         clear_rows(stage.k[0], 2, tokens, thread);
-        if (kOutput) clear_rows(stage.q[0], 2, tokens, thread);
+        if constexpr (kOutput) clear_rows(stage.q[0], 2, tokens, thread);
         if (has_values) clear_rows(stage.v[0], 2, tokens, thread);
       }
       fence_async_proxy();
@@ -265,120 +205,9 @@ __device__ __forceinline__ void run_auxiliary(const WalkParams& p, WalkShared& s
 }
 
 // ---- State warpgroups
-// ----------------------------------------------------------------------------- Address of matrix
-// (head, index) of a [HV, slots, 128, 128] table.
-template <typename T>
-__device__ __forceinline__ T* table_entry(T* table, int64_t slots, int head, int index) {
-  return table + (head * slots + index) * kDim * kDim;
-}
-
-// S^T fragments of thread `thread` of warpgroup `half`: element i is V row dv(i), K column dk(i).
-__device__ __forceinline__ int fragment_dv(int half, int thread, int i) {
-  return 64 * half + 16 * (thread / 32) + (thread % 32) / 4 + 8 * ((i / 2) % 2);
-}
-__device__ __forceinline__ int fragment_dk(int thread, int i) {
-  return 8 * (i / 4) + 2 * (thread % 4) + i % 2;
-}
-
-__device__ __forceinline__ void load_state(float (&state)[64], const float* from, int64_t stride_k,
-                                           int64_t stride_v, int half, int thread) {
-#pragma unroll
-  for (int i = 0; i < 64; ++i) {
-    state[i] = from[fragment_dk(thread, i) * stride_k + fragment_dv(half, thread, i) * stride_v];
-  }
-}
-__device__ __forceinline__ void store_state(const float (&state)[64], float* to, int64_t stride_k,
-                                            int64_t stride_v, int half, int thread) {
-#pragma unroll
-  for (int i = 0; i < 64; ++i) {
-    to[fragment_dk(thread, i) * stride_k + fragment_dv(half, thread, i) * stride_v] = state[i];
-  }
-}
-
-// Hand-over between blocks: [16][128 threads] float4 per warpgroup, then a flag that its one reader
-// clears.
-__device__ __forceinline__ void give_state(const float (&state)[64], float* buffer, int* flag,
-                                           int half, int thread) {
-  auto* to = reinterpret_cast<float4*>(buffer) + half * 2048 + thread;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    __stcg(to + i * 128, {state[4 * i], state[4 * i + 1], state[4 * i + 2], state[4 * i + 3]});
-  }
-  __threadfence();
-  named_barrier(1 + half, 128);
-  if (thread == 0) flag_release(flag, 1);
-}
-__device__ __forceinline__ void take_state(float (&state)[64], const float* buffer, int* flag,
-                                           int half, int thread) {
-  if (thread == 0) {
-    for (SpinLimit limit; flag_acquire(flag) == 0; limit.turn(flag)) __nanosleep(100);
-    *flag = 0;
-  }
-  named_barrier(1 + half, 128);
-  const auto* from = reinterpret_cast<const float4*>(buffer) + half * 2048 + thread;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const float4 x = __ldcg(from + i * 128);
-    state[4 * i] = x.x, state[4 * i + 1] = x.y, state[4 * i + 2] = x.z, state[4 * i + 3] = x.w;
-  }
-}
-
-__device__ __forceinline__ void enter_state(float (&state)[64], const WalkParams& p,
-                                            const WalkPiece& piece, int sub, int half, int thread) {
-  const int head = piece.key_head * p.group + sub;
-  const int64_t index = piece.enter_index;
-  if (piece.enter == StateKind::kHandOver) {
-    const int64_t slot = index * p.group + sub;
-    take_state(state, p.hand_over + slot * kDim * kDim, p.flags + slot * 2 + half, half, thread);
-  } else if (piece.enter == StateKind::kDocument || piece.enter == StateKind::kSlot) {
-    const bool document = piece.enter == StateKind::kDocument;
-    const StateView& view = p.initial_state;
-    const float* from = document
-                            ? view.data + index * view.stride[0] + head * view.stride[1]
-                            : table_entry(p.enter_table, p.enter_slots, head, piece.enter_index);
-    load_state(state, from, document ? view.stride[2] : kDim, document ? view.stride[3] : 1, half,
-               thread);
-  } else {
-    const float diagonal = piece.enter == StateKind::kIdentity ? 1.0f : 0.0f;
-#pragma unroll
-    for (int i = 0; i < 64; ++i) {
-      state[i] = fragment_dk(thread, i) == fragment_dv(half, thread, i) ? diagonal : 0.0f;
-    }
-  }
-}
-
-__device__ __forceinline__ void leave_state(const float (&state)[64], const WalkParams& p,
-                                            const WalkPiece& piece, int sub, int half, int thread) {
-  const int head = piece.key_head * p.group + sub;
-  const int64_t index = piece.leave_index;
-  if (piece.leave == StateKind::kHandOver) {
-    const int64_t slot = index * p.group + sub;
-    give_state(state, p.hand_over + slot * kDim * kDim, p.flags + slot * 2 + half, half, thread);
-  } else if (piece.leave == StateKind::kDocument) {
-    const StateView& view = p.final_state;
-    store_state(state, view.data + index * view.stride[0] + head * view.stride[1], view.stride[2],
-                view.stride[3], half, thread);
-  } else if (piece.leave == StateKind::kIdentity) {
-    store_state(state, table_entry(p.map_table, p.map_slots, head, piece.leave_index), kDim, 1,
-                half, thread);
-  } else if (piece.leave == StateKind::kSlot) {
-    store_state(state, table_entry(p.leave_table, p.leave_slots, head, piece.leave_index), kDim, 1,
-                half, thread);
-  }
-}
-
-// What a thread of a state warpgroup is.
-struct StateLane {
-  int half;    // warpgroup: rows 64 half of V^T, S^T, O^T
-  int thread;  // of the warpgroup
-  int lane;
-  int pair;    // lane % 4: column pair of an 8-column block
-  int token;   // its row of an ldmatrix or stmatrix of 16 tokens,
-  int column;  // and column of V
-};
-
 // y = V^T - a y; b: beta y as operand.
-__device__ __forceinline__ void make_y(float (&y)[32], uint32_t (&b)[16], const WalkStage& stage,
+template <typename Stage>
+__device__ __forceinline__ void make_y(float (&y)[32], uint32_t (&b)[16], const Stage& stage,
                                        bool has_values, const StateLane& own) {
   const uint32_t v = smem_address(stage.v[own.half]);
 #pragma unroll
@@ -400,42 +229,30 @@ __device__ __forceinline__ void make_y(float (&y)[32], uint32_t (&b)[16], const 
   }
 }
 
-// O^T to shared memory as [token][V]; the copy warp takes it from there.
-__device__ __forceinline__ void put_output(const float (&o)[32], WalkShared& s, uint32_t parity,
-                                           const StateLane& own) {
-  barrier_wait(&s.o_empty[own.half], parity ^ 1);
-  const uint32_t out = smem_address(s.o[own.half]);
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    stmatrix_x4_trans(tile_address(out, 16 * j + own.token, own.column),
-                      pack_bf16(o[8 * j], o[8 * j + 1]), pack_bf16(o[8 * j + 2], o[8 * j + 3]),
-                      pack_bf16(o[8 * j + 4], o[8 * j + 5]), pack_bf16(o[8 * j + 6], o[8 * j + 7]));
-  }
+// The result's tile is written: the copy warp takes it from there.
+template <WalkKind kKind>
+__device__ __forceinline__ void announce_result(WalkShared<kKind>& s, const StateLane& own) {
   fence_async_proxy();
   __syncwarp();
-  if (own.lane == 0) barrier_arrive(&s.o_full[own.half]);
+  if (own.lane == 0) barrier_arrive(&s.result_full[own.half]);
 }
 
-// One chunk.
-template <bool kOutput>
-__device__ __forceinline__ void step_state(float (&state)[64], WalkShared& s, WalkStage& stage,
-                                           uint64_t* empty, uint32_t o_parity, bool has_values,
-                                           const StateLane& own) {
+// One chunk; `turn` counts the block's chunks.
+template <WalkKind kKind>
+__device__ __forceinline__ void step_state(float (&state)[64], WalkShared<kKind>& s,
+                                           WalkStage<kKind>& stage, uint64_t* empty, int turn,
+                                           bool has_values, const StateLane& own) {
+  constexpr bool kOutput = kKind == WalkKind::kRun, kStates = kKind == WalkKind::kStates;
   float y[32], o[32];
   uint32_t a[32];
-  const uint32_t k = smem_address(stage.k);
   const float decay = exp2_approx(stage.gate[kChunkTokens - 1]);
-#pragma unroll
-  for (int i = 0; i < 32; ++i) a[i] = pack_bf16(state[2 * i], state[2 * i + 1]);
+  pack_state(a, state);
 #pragma unroll
   for (int i = 0; i < 64; ++i) state[i] *= decay;
   wgmma_fence();
-#pragma unroll
-  for (int kk = 0; kk < 8; ++kk) {
-    wgmma_rs<0>(y, a[4 * kk], a[4 * kk + 1], a[4 * kk + 2], a[4 * kk + 3],
-                descriptor(k + (kk / 4) * kTileBytes + (kk % 4) * 32), kk > 0);
-  }
-  wgmma_commit();
+  start_state_product(y, a, stage.k);
+  // The last result of this turn's images has left when the one before this has been taken.
+  if constexpr (kStates) put_state(a, s.states[turn & 1][own.half], own);
   wgmma_wait<0>();
   settle(y);
   {
@@ -450,15 +267,7 @@ __device__ __forceinline__ void step_state(float (&state)[64], WalkShared& s, Wa
     }
     wgmma_commit();
   }
-  if (kOutput) {
-    const uint32_t q = smem_address(stage.q);
-#pragma unroll
-    for (int kk = 0; kk < 8; ++kk) {
-      wgmma_rs<0>(o, a[4 * kk], a[4 * kk + 1], a[4 * kk + 2], a[4 * kk + 3],
-                  descriptor(q + (kk / 4) * kTileBytes + (kk % 4) * 32), kk > 0);
-    }
-    wgmma_commit();
-  }
+  if constexpr (kOutput) start_state_product(o, a, stage.q);
   wgmma_wait<kOutput ? 1 : 0>();
   settle(y);
   uint32_t corrected[16], weighted[16];
@@ -486,7 +295,7 @@ __device__ __forceinline__ void step_state(float (&state)[64], WalkShared& s, Wa
     }
   }
   wgmma_fence();
-  if (kOutput) {
+  if constexpr (kOutput) {
     const uint32_t pt = smem_address(stage.p);
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) {
@@ -495,80 +304,64 @@ __device__ __forceinline__ void step_state(float (&state)[64], WalkShared& s, Wa
     }
     wgmma_commit();
   }
-#pragma unroll
-  for (int kk = 0; kk < 4; ++kk) {
-    wgmma_rs<1>(state, weighted[4 * kk], weighted[4 * kk + 1], weighted[4 * kk + 2],
-                weighted[4 * kk + 3], descriptor(k + kk * 2048, kTileBytes), true);
-  }
-  wgmma_commit();
-  if (kOutput) {
+  start_state_update(state, weighted, stage.k);
+  if constexpr (kOutput) {
     wgmma_wait<1>();
     settle(o);
-    put_output(o, s, o_parity, own);
+  }
+  if constexpr (kKind != WalkKind::kSummary) {
+    barrier_wait(&s.result_empty[own.half], (turn & 1) ^ 1);
+    put_transposed(kOutput ? o : y, s.result[own.half], own);
+    announce_result(s, own);
   }
   wgmma_wait<0>();
   settle(state);
   if (own.lane == 0) barrier_arrive(empty);
 }
 
-template <bool kOutput>
-__device__ __forceinline__ void run_state(const WalkParams& p, WalkShared& s, int half) {
+template <WalkKind kKind>
+__device__ __forceinline__ void run_state(const WalkParams& p, WalkShared<kKind>& s, int half) {
   const Walk walk(p);
-  const int thread = threadIdx.x % 128, lane = thread % 32;
-  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
-  const StateLane own{
-      half, thread, lane, lane % 4, lane % 8 + 8 * (lane / 16), 16 * warp + 8 * ((lane / 8) % 2)};
-  StageCursor at;
-  uint32_t o_parity = 0;
+  const StateLane own(half);
+  WalkCursor at;
+  int turn = 0;
   float state[64];
   for (int index = walk.begin; index < walk.end; ++index) {
     const WalkPiece* piece = p.pieces + index;
-    enter_state(state, p, *piece, walk.sub, half, thread);
+    const int skip = first_chunk<kKind>(p, *piece, walk.sub);
     const bool has_values = piece->enter != StateKind::kIdentity;
-    for (int left = piece->chunks; left > 0; --left, at.advance(), o_parity ^= 1) {
+    enter_state(state, p, *piece, walk.sub, skip > 0, half, own.thread);
+    for (int left = piece->chunks - skip; left > 0; --left, at.advance(), ++turn) {
       barrier_wait(&s.full[at.index], at.parity);
       barrier_wait(&s.ready[at.index], at.parity);
-      step_state<kOutput>(state, s, s.stage[at.index], &s.empty[at.index], o_parity, has_values,
-                          own);
+      step_state<kKind>(state, s, s.stage[at.index], &s.empty[at.index], turn, has_values, own);
     }
-    leave_state(state, p, *piece, walk.sub, half, thread);
+    leave_state(state, p, *piece, walk.sub, half, own.thread);
   }
 }
 
-template <bool kOutput>
-__device__ __forceinline__ void walk_block(const WalkParams& p, WalkShared& s) {
+template <WalkKind kKind>
+__device__ __forceinline__ void walk_block(const WalkParams& p, WalkShared<kKind>& s) {
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
-      barrier_init(&s.full[i], 1);
-      barrier_init(&s.ready[i], 128);
-      barrier_init(&s.empty[i], 8);
-    }
-    for (int i = 0; i < 2; ++i) {
-      barrier_init(&s.o_full[i], 4);
-      barrier_init(&s.o_empty[i], 1);
-    }
-    barrier_init_fence();
-  }
-  for (int i = threadIdx.x; i < kStages * 512; i += kWalkThreads) {
-    reinterpret_cast<uint4*>(s.stage[i / 512].w)[i % 512] = {0, 0, 0, 0};
-  }
+  init_ring(s, kWalkStages);
+  for (auto& stage : s.stage) clear_tile(stage.w);
   fence_async_proxy();
   __syncthreads();
   if (warpgroup == 0) {
     registers_decrease<24>();
     if (warp == 0) {
-      fill_stages<kOutput>(p, s);
-    } else if (kOutput && warp < 3) {
-      write_outputs(p, s, warp - 1);
+      fill_stages(p, s);
+    } else if (warp < 3) {
+      if constexpr (kKind == WalkKind::kRun) write_outputs(p, s, warp - 1);
+      if constexpr (kKind == WalkKind::kStates) write_states(p, s, warp - 1);
     }
   } else if (warpgroup == 3) {
     registers_decrease<72>();
-    run_auxiliary<kOutput>(p, s);
+    run_auxiliary(p, s);
   } else {
     registers_increase<208>();
-    run_state<kOutput>(p, s, warpgroup - 1);
+    run_state(p, s, warpgroup - 1);
   }
 }
 

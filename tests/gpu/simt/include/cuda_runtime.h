@@ -88,6 +88,10 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
 inline cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) {
   return cudaSuccess;  // never reached: launch() calls simt::run
 }
+inline cudaError_t cudaLaunchCooperativeKernel(const void*, dim3, dim3, void**, size_t,
+                                               cudaStream_t) {
+  return cudaSuccess;  // likewise
+}
 
 inline cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   *pointer = std::aligned_alloc(256, (bytes + 255) / 256 * 256);

@@ -1,0 +1,77 @@
+// Where cuda-sm90a keeps its tables on the device, and what prepare writes, as offsets; pure
+// functions of problem and plan. With C chunks (T / 64 and a few) and B blocks that run at once:
+//   prepared         C * (HV * 5,120 + H * 512) + 16 B bytes: 3.98 KiB per token at 16/48 heads
+//   forward scratch  B * 64 KiB
+#pragma once
+
+#include <algorithm>
+
+#include "backend/cuda/common/tables.h"
+#include "backend/cuda/sm90/params.h"
+#include "base/memory.h"
+#include "gdn/problem.h"
+
+namespace gdn::sm90 {
+
+// How a launch's blocks are grouped.
+struct Grid {
+  int64_t group = 1;        // G: blocks of a lane group
+  int64_t lane_groups = 1;  // that run at once
+
+  static Grid of(const Plan& plan) {
+    const int64_t heads_v = plan.options.heads_v;
+    const int64_t heads_k = plan.options.heads_qk > 0 ? plan.options.heads_qk : heads_v;
+    Grid grid;
+    grid.group = heads_v / heads_k;
+    grid.lane_groups = std::max<int64_t>(1, plan.options.workers / grid.group);
+    return grid;
+  }
+  int64_t blocks() const { return group * lane_groups; }
+};
+
+// The common tables first, then the two work tables.
+struct ResidentTables {
+  int64_t run = 0, run_begin = 0, summary = 0, summary_begin = 0, bytes = 0;
+
+  static ResidentTables of(const Plan& plan) {
+    const Grid grid = Grid::of(plan);
+    const int64_t heads_k = plan.options.heads_v / grid.group;
+    // A hand-over makes one piece more, and every lane group but the last can end in one.
+    const int64_t run_pieces =
+        static_cast<int64_t>(plan.segments.size()) * heads_k + grid.lane_groups;
+    const int64_t summary_pieces = (plan.exit_slots + plan.map_slots) * heads_k;
+    const int64_t begin_bytes = (grid.lane_groups + 1) * static_cast<int64_t>(sizeof(int32_t));
+    ResidentTables tables;
+    BlockLayout block;
+    block.take(cuda::ResidentLayout::of(plan).bytes);
+    tables.run = block.take(run_pieces * static_cast<int64_t>(sizeof(WalkPiece)));
+    tables.run_begin = block.take(begin_bytes);
+    tables.summary = block.take(summary_pieces * static_cast<int64_t>(sizeof(WalkPiece)));
+    tables.summary_begin = block.take(begin_bytes);
+    tables.bytes = block.bytes();
+    return tables;
+  }
+};
+
+struct PreparedLayout {
+  int64_t tiles = 0, gates = 0, norms = 0, flags = 0, num_flags = 0, bytes = 0;
+
+  static PreparedLayout of(const Problem& problem, const Plan& plan) {
+    const int64_t values = plan.num_chunks * problem.heads_v;
+    PreparedLayout layout;
+    BlockLayout block;
+    layout.num_flags = 2 * Grid::of(plan).blocks();
+    layout.tiles = block.take(values * kRecordElements * 2);
+    layout.gates = block.take(values * 2 * kChunkTokens * 4);
+    layout.norms = block.take(plan.num_chunks * problem.heads_qk * 2 * kChunkTokens * 4);
+    layout.flags = block.take(layout.num_flags * 4);
+    layout.bytes = block.bytes();
+    return layout;
+  }
+};
+
+inline int64_t hand_over_bytes(const Plan& plan) {
+  return Grid::of(plan).blocks() * kDim * kDim * 4;
+}
+
+}  // namespace gdn::sm90

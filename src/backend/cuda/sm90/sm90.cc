@@ -1,0 +1,297 @@
+#include "backend/cuda/sm90/sm90.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#include "backend/cuda/common/fold.h"
+#include "backend/cuda/common/launch.h"
+#include "backend/cuda/common/views.h"
+#include "backend/cuda/portable/portable.h"
+#include "backend/cuda/sm90/layout.h"
+#include "backend/cuda/sm90/prepare.h"
+#include "backend/cuda/sm90/schedule.h"
+#include "backend/cuda/sm90/tensor_map.h"
+#include "backend/cuda/sm90/walk.h"
+
+namespace gdn {
+namespace {
+
+using namespace sm90;  // NOLINT: the whole file is about it
+using cuda::at;
+
+constexpr int kCapability = 90;
+constexpr int kSharedBytes = 227 * 1024;  // what a walk's block uses, nearly
+
+// A pack of 28,672 tokens, 448 chunks, gives every multiprocessor 448 HV / 132 of them; a chain no
+// longer than that does not hold such a pack up, so it is left whole.
+constexpr int64_t kPackChunks = 448;
+constexpr int64_t kLeastChunks = 32;
+
+std::vector<Chain> run_chains(const Plan& plan) {
+  std::vector<Chain> chains;
+  for (const Segment& s : plan.segments) {
+    Chain c{.row = s.row, .first_chunk = s.first_chunk, .tokens = s.length};
+    c.enter = s.starts_document() ? StateKind::kDocument : StateKind::kSlot;
+    c.enter_index = s.starts_document() ? s.doc : s.entry_slot;
+    if (s.ends_document()) {
+      c.leave = StateKind::kDocument;
+      c.leave_index = s.doc;
+    }
+    chains.push_back(c);
+  }
+  return chains;
+}
+
+std::vector<Chain> summary_chains(const Plan& plan) {
+  std::vector<Chain> chains;
+  for (const Segment& s : plan.segments) {
+    if (s.exit_slot < 0) continue;
+    Chain part{.row = s.row, .first_chunk = s.first_chunk, .tokens = s.length};
+    if (s.starts_document()) {
+      part.enter = StateKind::kDocument;
+      part.enter_index = s.doc;
+    }
+    part.leave = StateKind::kSlot;
+    part.leave_index = s.exit_slot;
+    chains.push_back(part);
+    if (s.map_slot < 0) continue;
+    Chain map = part;
+    map.enter = map.leave = StateKind::kIdentity;
+    map.leave_index = s.map_slot;
+    chains.push_back(map);
+  }
+  return chains;
+}
+
+float warm_up_bound() {
+  const char* exact = std::getenv("GDN_EXACT_MAPS");
+  const bool off = exact != nullptr && exact[0] == '1';
+  return off ? -std::numeric_limits<float>::infinity() : -17.0f * cuda::kLog2E;
+}
+
+// Elements between tokens, also where there is but one.
+int64_t token_stride(const TensorView& view) {
+  return view.shape[0] > 1 ? view.stride[0] : view.shape[1] * view.shape[2];
+}
+
+Status map_rows(const TensorView& view, int halves, CUtensorMap* map) {
+  return make_tensor_map(view.data, view.shape[0], view.shape[1], token_stride(view), halves, map);
+}
+
+cuda::Activation activation_of(const Problem& problem, const Operands& in) {
+  cuda::Activation activation{};
+  if (problem.options.gate_in_kernel) {
+    activation.A_log = cuda::scalar_view(in.A_log);
+    activation.dt_bias = cuda::scalar_view(in.dt_bias);
+  }
+  activation.beta_scale = !problem.options.beta_sigmoid      ? 0.0f
+                          : problem.options.allow_neg_eigval ? 2.0f
+                                                             : 1.0f;
+  return activation;
+}
+
+// What both walks are given.
+Status walk_params(const StageArgs& args, const TensorView& initial_state, WalkParams* p) {
+  const Problem& problem = args.problem;
+  const PreparedLayout prepared = PreparedLayout::of(problem, args.plan);
+  const Grid grid = Grid::of(args.plan);
+  GDN_RETURN_IF_ERROR(map_rows(args.in.q, 2, &p->q));
+  GDN_RETURN_IF_ERROR(map_rows(args.in.k, 2, &p->k));
+  GDN_RETURN_IF_ERROR(map_rows(args.in.v, 2, &p->v));
+  p->tiles = at<__nv_bfloat16>(args.prepared, prepared.tiles);
+  p->gates = at<float>(args.prepared, prepared.gates);
+  p->norms = at<float>(args.prepared, prepared.norms);
+  p->flags = at<int>(args.prepared, prepared.flags);
+  p->hand_over = static_cast<float*>(args.scratch);
+  p->initial_state = cuda::state_view(initial_state);
+  p->enter_slots = args.plan.entry_slots;
+  p->leave_slots = args.plan.exit_slots;
+  p->map_slots = args.plan.map_slots;
+  p->log2_bound = warm_up_bound();
+  p->heads_k = static_cast<int>(problem.heads_qk);
+  p->heads_v = static_cast<int>(problem.heads_v);
+  p->group = static_cast<int>(grid.group);
+  return Status::ok();
+}
+
+float* table(const StageArgs& args, Table which) {
+  return static_cast<float*>(args.tables[static_cast<int>(which)]);
+}
+
+// The same call on cuda-portable's tables, which come first in the resident block; what it prepares
+// and needs lies in our scratch.
+StageArgs portable_args(const StageArgs& args) {
+  StageArgs portable = args;
+  portable.prepared = args.scratch;
+  portable.scratch = at<unsigned char>(
+      args.scratch, cuda_portable_backend().prepared_bytes(args.problem, args.plan));
+  return portable;
+}
+
+class CudaSm90Backend final : public Backend {
+ public:
+  const char* name() const override { return "cuda-sm90a"; }
+  std::string description() const override {
+    const cuda::DeviceFacts& facts = cuda::device_facts(cuda::current_device());
+    if (facts.compute_capability == 0) return "Hopper GPUs: wgmma and the copy engine (none here)";
+    return fmt::format("Hopper GPUs: wgmma and the copy engine; here {}, sm_{}, {} multiprocessors",
+                       facts.name, facts.compute_capability, facts.multiprocessors);
+  }
+  Device::Kind device_kind() const override { return Device::Kind::kCuda; }
+
+  std::optional<std::string> why_not(const Problem& problem) const override {
+    if (auto why_not = cuda_portable_backend().why_not(problem)) return why_not;
+    if (problem.dim_k != kDim) {
+      return fmt::format("head dims: expected K = V = 128, got {}", problem.dim_k);
+    }
+    const cuda::DeviceFacts& facts = cuda::device_facts(problem.device.index);
+    if (facts.compute_capability != kCapability || facts.shared_bytes < kSharedBytes) {
+      return fmt::format("{}, sm_{}: needs sm_90 with {} bytes of shared memory a block",
+                         facts.name, facts.compute_capability, kSharedBytes);
+    }
+    return std::nullopt;
+  }
+  std::optional<std::string> why_not_operands(const Operands& in) const override {
+    return cuda_portable_backend().why_not_operands(in);
+  }
+
+  int64_t workers() const override { return cuda_portable_backend().workers(); }
+  int64_t segments_per_worker() const override { return 1; }
+  int64_t segment_chunks(int64_t heads_v) const override {
+    return std::max(kLeastChunks, kPackChunks * heads_v / workers());
+  }
+
+  int64_t prepared_bytes(const Problem& problem, const Plan& plan) const override {
+    return PreparedLayout::of(problem, plan).bytes;
+  }
+  int64_t forward_scratch_bytes(const Problem&, const Plan& plan) const override {
+    return hand_over_bytes(plan);
+  }
+  int64_t backward_scratch_bytes(const Problem& problem, const Plan& plan) const override {
+    return cuda_portable_backend().prepared_bytes(problem, plan) +
+           cuda_portable_backend().backward_scratch_bytes(problem, plan);
+  }
+  int64_t resident_bytes(const Plan& plan) const override { return ResidentTables::of(plan).bytes; }
+
+  Status upload(const Plan& plan, void* resident, Stream stream) const override {
+    const ResidentTables tables = ResidentTables::of(plan);
+    const Grid grid = Grid::of(plan);
+    const int64_t heads_k = plan.options.heads_v / grid.group;
+    const Schedule run = make_schedule(run_chains(plan), heads_k, grid.lane_groups);
+    const Schedule summary =
+        make_schedule(summary_chains(plan), heads_k, grid.lane_groups, Cuts::kNone);
+    std::vector<unsigned char> image = cuda::resident_image(plan);
+    image.resize(static_cast<size_t>(tables.bytes));
+    const auto put = [&](int64_t offset, const auto& rows) {
+      if (!rows.empty()) {
+        std::memcpy(image.data() + offset, rows.data(), rows.size() * sizeof(rows[0]));
+      }
+    };
+    put(tables.run, run.pieces);
+    put(tables.run_begin, run.piece_begin);
+    put(tables.summary, summary.pieces);
+    put(tables.summary_begin, summary.piece_begin);
+    // From pageable memory: returns once `image` has been read.
+    return cuda::check(cudaMemcpyAsync(resident, image.data(), image.size(), cudaMemcpyHostToDevice,
+                                       cuda::to_cuda(stream)),
+                       "upload of the plan's tables");
+  }
+
+  Status prepare(const StageArgs& args) const override {
+    if (args.plan.num_chunks == 0) return Status::ok();
+    const cuda::DeviceGuard guard(args.problem.device.index);
+    const PreparedLayout layout = PreparedLayout::of(args.problem, args.plan);
+    PrepareParams p{};
+    p.q = args.in.q.as<const __nv_bfloat16>();
+    p.k = args.in.k.as<const __nv_bfloat16>();
+    p.q_stride = token_stride(args.in.q);
+    p.k_stride = token_stride(args.in.k);
+    p.g = cuda::scalar_view(args.in.g);
+    p.beta = cuda::scalar_view(args.in.beta);
+    p.activation = activation_of(args.problem, args.in);
+    p.chunks = at<cuda::ChunkRow>(args.resident, cuda::ResidentLayout::of(args.plan).chunks);
+    p.tiles = at<__nv_bfloat16>(args.prepared, layout.tiles);
+    p.gates = at<float>(args.prepared, layout.gates);
+    p.norms = at<float>(args.prepared, layout.norms);
+    p.flags = at<int>(args.prepared, layout.flags);
+    p.num_chunks = args.plan.num_chunks;
+    p.num_flags = static_cast<int>(layout.num_flags);
+    p.heads_k = static_cast<int>(args.problem.heads_qk);
+    p.heads_v = static_cast<int>(args.problem.heads_v);
+    p.scale = static_cast<float>(args.problem.scale());
+    p.l2norm = args.problem.options.qk_l2norm;
+    return launch_prepare(p, args.stream);
+  }
+
+  Status summarize(const StageArgs& args, const TensorView& initial_state) const override {
+    if (args.plan.exit_slots == 0) return Status::ok();
+    const cuda::DeviceGuard guard(args.problem.device.index);
+    const ResidentTables tables = ResidentTables::of(args.plan);
+    WalkParams p{};
+    GDN_RETURN_IF_ERROR(walk_params(args, initial_state, &p));
+    p.leave_table = table(args, Table::kPart);
+    p.map_table = table(args, Table::kMap);
+    p.pieces = at<WalkPiece>(args.resident, tables.summary);
+    p.piece_begin = at<int32_t>(args.resident, tables.summary_begin);
+    return launch_summary(p, static_cast<int>(Grid::of(args.plan).blocks()), args.stream);
+  }
+
+  Status fold(const StageArgs& args, const FoldProgram& program) const override {
+    const cuda::DeviceGuard guard(args.problem.device.index);
+    return cuda::fold(args, program);
+  }
+
+  Status run(const StageArgs& args, const TensorView& initial_state, const TensorView& o,
+             const TensorView& final_state) const override {
+    const cuda::DeviceGuard guard(args.problem.device.index);
+    if (args.plan.num_chunks > 0) {
+      if (!cuda::pieces_aligned(o) || (o.shape[1] > 1 && o.stride[1] != kDim)) {
+        return {ErrorCode::kUnsupported,
+                fmt::format("o: expected a 16-byte aligned base, a token stride that is a multiple "
+                            "of 8 elements and head stride 128, got address {} and strides "
+                            "[{}, {}, {}]",
+                            o.data, o.stride[0], o.stride[1], o.stride[2])};
+      }
+      const ResidentTables tables = ResidentTables::of(args.plan);
+      WalkParams p{};
+      GDN_RETURN_IF_ERROR(walk_params(args, initial_state, &p));
+      GDN_RETURN_IF_ERROR(map_rows(o, 1, &p.o_map));
+      p.o = o.as<__nv_bfloat16>();
+      p.o_stride = token_stride(o);
+      p.final_state = cuda::state_view(final_state);
+      p.enter_table = table(args, Table::kBoundary);
+      p.pieces = at<WalkPiece>(args.resident, tables.run);
+      p.piece_begin = at<int32_t>(args.resident, tables.run_begin);
+      GDN_RETURN_IF_ERROR(
+          launch_walk(p, static_cast<int>(Grid::of(args.plan).blocks()), args.stream));
+    }
+    GDN_RETURN_IF_ERROR(cuda::copy_empty_documents(args, initial_state, final_state));
+    return cuda::zero_rows(o, args.plan.local_tokens, args.stream);
+  }
+
+  Status summarize_backward(const StageArgs& args, const BackwardArgs& call) const override {
+    const StageArgs portable = portable_args(args);
+    GDN_RETURN_IF_ERROR(cuda_portable_backend().prepare(portable));
+    return cuda_portable_backend().summarize_backward(portable, call);
+  }
+
+  Status run_backward(const StageArgs& args, const BackwardArgs& call,
+                      const void* entry) const override {
+    const StageArgs portable = portable_args(args);
+    GDN_RETURN_IF_ERROR(cuda_portable_backend().prepare(portable));
+    return cuda_portable_backend().run_backward(portable, call, entry);
+  }
+};
+
+}  // namespace
+
+const Backend& cuda_sm90_backend() {
+  static const CudaSm90Backend backend;
+  return backend;
+}
+
+}  // namespace gdn
