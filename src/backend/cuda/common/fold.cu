@@ -56,6 +56,18 @@ Status zero_rows(const TensorView& view, int64_t first, Stream stream) {
   return Status::ok();
 }
 
+Status copy_rows(const TensorView& from, const TensorView& to, int64_t rows, Stream stream) {
+  if (rows == 0) return Status::ok();
+  CopyRowsParams params{};
+  params.from = element_view(from);
+  params.to = element_view(to);
+  params.rows = rows;
+  params.heads = static_cast<int>(to.shape[1]);
+  params.pieces = static_cast<int>(to.shape[2] / 8);
+  return launch("copy_rows", copy_rows_kernel,
+                {blocks_for(rows * params.heads * params.pieces), kRowThreads, 0}, stream, params);
+}
+
 Status copy_empty_documents(const StageArgs& args, const TensorView& from, const TensorView& to) {
   const int64_t count = static_cast<int64_t>(args.plan.empty_documents.size());
   if (count == 0 || !to.present()) return Status::ok();

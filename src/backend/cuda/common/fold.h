@@ -13,6 +13,9 @@ Status fold(const StageArgs& args, const FoldProgram& program);
 // one.
 Status zero_rows(const TensorView& view, int64_t first, Stream stream);
 
+// Rows [0, rows) of `to` <- `from`, both [T, heads, dim] bf16 of any strides; `from` absent: 0.
+Status copy_rows(const TensorView& from, const TensorView& to, int64_t rows, Stream stream);
+
 // to <- from (0 where absent) for plan.empty_documents.
 Status copy_empty_documents(const StageArgs& args, const TensorView& from, const TensorView& to);
 

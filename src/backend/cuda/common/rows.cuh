@@ -29,6 +29,25 @@ static __global__ void zero_rows_kernel(const ZeroRowsParams p) {
   }
 }
 
+// Rows of bf16 heads, a piece of 8 elements a thread; null from.data: 0.
+struct CopyRowsParams {
+  ElementView from, to;
+  int64_t rows;
+  int heads, pieces;  // of a row
+};
+
+static __global__ void copy_rows_kernel(const CopyRowsParams p) {
+  const int64_t at = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
+  const int piece = static_cast<int>(at % p.pieces);
+  const int64_t head = at / p.pieces % p.heads, row = at / p.pieces / p.heads;
+  if (row >= p.rows) return;
+  const uint16_t* from = p.from.data + row * p.from.token + head * p.from.head;
+  uint16_t* to = p.to.data + row * p.to.token + head * p.to.head;
+  for (int i = 8 * piece; i < 8 * piece + 8; ++i) {
+    to[i * p.to.element] = p.from.data != nullptr ? from[i * p.from.element] : uint16_t{0};
+  }
+}
+
 // to <- from (0 where absent) for the listed documents.
 struct CopyStatesParams {
   const int64_t* documents;

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "backend/cuda/common/scalars.cuh"
+#include "backend/cuda/common/scans.cuh"
 #include "backend/cuda/common/tile.cuh"
 #include "backend/cuda/portable/params.h"
 
@@ -301,32 +302,6 @@ GDN_DEVICE void gradient_products(const GradientItem& item, const unsigned char*
       }
     }
   }
-}
-
-// Sums over the tokens before each of 64, two a lane. Nothing is ever taken away again: under
-// strong decay the sums differ by more than fp32 resolves.
-GDN_DEVICE void sum_before(float (&x)[2], int lane) {
-  float sum = x[0] + x[1];
-  GDN_UNROLL
-  for (int step = 1; step < 32; step *= 2) {
-    const float other = __shfl_up_sync(0xffffffffu, sum, step);
-    if (lane >= step) sum += other;
-  }
-  const float before = __shfl_up_sync(0xffffffffu, sum, 1);
-  x[1] = x[0] + (lane > 0 ? before : 0.0f);
-  x[0] = lane > 0 ? before : 0.0f;
-}
-// Sums over each token and those after it.
-GDN_DEVICE void sum_from(float (&x)[2], int lane) {
-  float sum = x[0] + x[1];
-  GDN_UNROLL
-  for (int step = 1; step < 32; step *= 2) {
-    const float other = __shfl_down_sync(0xffffffffu, sum, step);
-    if (lane + step < 32) sum += other;
-  }
-  const float after = __shfl_down_sync(0xffffffffu, sum, 1);
-  x[1] += lane < 31 ? after : 0.0f;
-  x[0] = sum;
 }
 
 // dg of one value head, by one warp.

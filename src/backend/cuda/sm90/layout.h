@@ -2,12 +2,15 @@
 // functions of problem and plan. With C chunks (T / 64 and a few) and B blocks that run at once:
 //   prepared         C * (HV * 5,120 + H * 512) + 16 B bytes: 3.98 KiB per token at 16/48 heads
 //   forward scratch  B * 64 KiB
+//   backward scratch C * HV * 49,152 (S and E of every chunk: 36 KiB per token at 48 heads) + B *
+//   64
+//                    KiB + lane groups * (G - 1) * 128 KiB
 #pragma once
 
 #include <algorithm>
 
 #include "backend/cuda/common/tables.h"
-#include "backend/cuda/sm90/params.h"
+#include "backend/cuda/sm90/backward_params.h"
 #include "base/memory.h"
 #include "gdn/problem.h"
 
@@ -29,9 +32,11 @@ struct Grid {
   int64_t blocks() const { return group * lane_groups; }
 };
 
-// The common tables first, then the two work tables.
+// The common tables first, then the work tables: pieces, and where those of each lane group begin.
 struct ResidentTables {
-  int64_t run = 0, run_begin = 0, summary = 0, summary_begin = 0, bytes = 0;
+  int64_t run = 0, run_begin = 0, summary = 0, summary_begin = 0;
+  int64_t reverse = 0, reverse_begin = 0, reverse_summary = 0, reverse_summary_begin = 0;
+  int64_t bytes = 0;
 
   static ResidentTables of(const Plan& plan) {
     const Grid grid = Grid::of(plan);
@@ -41,13 +46,18 @@ struct ResidentTables {
         static_cast<int64_t>(plan.segments.size()) * heads_k + grid.lane_groups;
     const int64_t summary_pieces = (plan.exit_slots + plan.map_slots) * heads_k;
     const int64_t begin_bytes = (grid.lane_groups + 1) * static_cast<int64_t>(sizeof(int32_t));
+    const int64_t reverse_summary_pieces = plan.entry_slots * heads_k;
     ResidentTables tables;
     BlockLayout block;
+    const auto take = [&](int64_t pieces, int64_t* table, int64_t* begin) {
+      *table = block.take(pieces * static_cast<int64_t>(sizeof(WalkPiece)));
+      *begin = block.take(begin_bytes);
+    };
     block.take(cuda::ResidentLayout::of(plan).bytes);
-    tables.run = block.take(run_pieces * static_cast<int64_t>(sizeof(WalkPiece)));
-    tables.run_begin = block.take(begin_bytes);
-    tables.summary = block.take(summary_pieces * static_cast<int64_t>(sizeof(WalkPiece)));
-    tables.summary_begin = block.take(begin_bytes);
+    take(run_pieces, &tables.run, &tables.run_begin);
+    take(summary_pieces, &tables.summary, &tables.summary_begin);
+    take(run_pieces, &tables.reverse, &tables.reverse_begin);
+    take(reverse_summary_pieces, &tables.reverse_summary, &tables.reverse_summary_begin);
     tables.bytes = block.bytes();
     return tables;
   }
@@ -60,7 +70,8 @@ struct PreparedLayout {
     const int64_t values = plan.num_chunks * problem.heads_v;
     PreparedLayout layout;
     BlockLayout block;
-    layout.num_flags = 2 * Grid::of(plan).blocks();
+    const Grid grid = Grid::of(plan);
+    layout.num_flags = 2 * grid.blocks() + 2 * grid.lane_groups * (grid.group - 1);
     layout.tiles = block.take(values * kRecordElements * 2);
     layout.gates = block.take(values * 2 * kChunkTokens * 4);
     layout.norms = block.take(plan.num_chunks * problem.heads_qk * 2 * kChunkTokens * 4);
@@ -70,8 +81,33 @@ struct PreparedLayout {
   }
 };
 
+// Counters of the partial sums follow the flags of the hand-overs.
+inline int64_t partial_counters_offset(const Problem& problem, const Plan& plan) {
+  return PreparedLayout::of(problem, plan).flags + 2 * Grid::of(plan).blocks() * 4;
+}
+
 inline int64_t hand_over_bytes(const Plan& plan) {
   return Grid::of(plan).blocks() * kDim * kDim * 4;
 }
+
+// The hand-overs come first.
+struct BackwardScratch {
+  int64_t states = 0, e = 0, partials = 0, sums = 0, bytes = 0;
+
+  static BackwardScratch of(const Problem& problem, const Plan& plan) {
+    const int64_t values = plan.num_chunks * problem.heads_v;
+    const Grid grid = Grid::of(plan);
+    BackwardScratch scratch;
+    BlockLayout block;
+    block.take(hand_over_bytes(plan));
+    scratch.states = block.take(values * kDim * kDim * 2);
+    scratch.e = block.take(values * kChunkTokens * kDim * 2);
+    scratch.partials = block.take(grid.lane_groups * (grid.group - 1) * kPartialRing * 2 *
+                                  kChunkTokens * kDim * 2);
+    scratch.sums = block.take(problem.options.gate_in_kernel ? values * 8 : 0);
+    scratch.bytes = block.bytes();
+    return scratch;
+  }
+};
 
 }  // namespace gdn::sm90

@@ -33,6 +33,14 @@ __device__ __forceinline__ uint32_t pack_half(float a, float b) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
+// x, as if its value were not known: what is made from it is made again here, which costs fewer
+// instructions than the registers to keep it from an earlier use.
+template <typename T>
+__device__ __forceinline__ T forget_value(T x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // ---- mbarrier ---------------------------------------------------------------------------------
 __device__ __forceinline__ void barrier_init(uint64_t* bar, uint32_t count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(bar)), "r"(count)
@@ -115,6 +123,25 @@ __device__ __forceinline__ void bulk_load(void* dst, const void* src, uint32_t b
           "r"(smem_address(dst)),
       "l"(src), "r"(bytes), "r"(smem_address(bar))
       : "memory");
+}
+// The same with a cache policy.
+__device__ __forceinline__ void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar,
+                                          uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(smem_address(dst)),
+      "l"(src), "r"(bytes), "r"(smem_address(bar)), "l"(policy)
+      : "memory");
+}
+// Ahead of a load: to L2 only.
+__device__ __forceinline__ void bulk_prefetch(const void* src, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void tensor_prefetch(const CUtensorMap* map, int c0, int c1, int c2,
+                                                int c3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map),
+               "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+               : "memory");
 }
 // `bytes` contiguous bytes, or a box, from shared memory; bulk_store_wait: this thread's stores
 // have read theirs.

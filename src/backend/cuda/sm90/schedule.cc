@@ -17,8 +17,12 @@ struct Job {
   int32_t key_head;
 };
 
+// Chunks [begin, end) of a chain, counted as it is walked.
 WalkPiece make_piece(const Job& job, int64_t begin, int64_t end) {
   const Chain& chain = *job.chain;
+  if (chain.reverse) {
+    begin = chain.chunks() - std::exchange(end, chain.chunks() - begin);
+  }
   WalkPiece piece{};
   piece.row = chain.row + begin * kChunkTokens;
   piece.first_chunk = static_cast<int32_t>(chain.first_chunk + begin);

@@ -21,6 +21,7 @@ struct Chain {
   int64_t enter_index = 0;
   StateKind leave = StateKind::kNone;
   int64_t leave_index = 0;
+  bool reverse = false;  // walked from its end
 
   int64_t chunks() const { return (tokens + kChunkTokens - 1) / kChunkTokens; }
 };

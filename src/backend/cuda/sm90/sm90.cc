@@ -67,6 +67,38 @@ std::vector<Chain> summary_chains(const Plan& plan) {
   return chains;
 }
 
+// The same walked from the end.
+std::vector<Chain> reverse_chains(const Plan& plan) {
+  std::vector<Chain> chains;
+  for (const Segment& s : plan.segments) {
+    Chain c{.row = s.row, .first_chunk = s.first_chunk, .tokens = s.length, .reverse = true};
+    c.enter = s.ends_document() ? StateKind::kDocument : StateKind::kSlot;
+    c.enter_index = s.ends_document() ? s.doc : s.exit_slot;
+    if (s.starts_document()) {
+      c.leave = StateKind::kDocument;
+      c.leave_index = s.doc;
+    }
+    chains.push_back(c);
+  }
+  return chains;
+}
+
+std::vector<Chain> reverse_summary_chains(const Plan& plan) {
+  std::vector<Chain> chains;
+  for (const Segment& s : plan.segments) {
+    if (s.entry_slot < 0) continue;
+    Chain c{.row = s.row, .first_chunk = s.first_chunk, .tokens = s.length, .reverse = true};
+    if (s.ends_document()) {
+      c.enter = StateKind::kDocument;
+      c.enter_index = s.doc;
+    }
+    c.leave = StateKind::kSlot;
+    c.leave_index = s.entry_slot;
+    chains.push_back(c);
+  }
+  return chains;
+}
+
 float warm_up_bound() {
   const char* exact = std::getenv("GDN_EXACT_MAPS");
   const bool off = exact != nullptr && exact[0] == '1';
@@ -94,22 +126,21 @@ cuda::Activation activation_of(const Problem& problem, const Operands& in) {
   return activation;
 }
 
-// What both walks are given.
-Status walk_params(const StageArgs& args, const TensorView& initial_state, WalkParams* p) {
+// What all walks are given.
+Status walk_params(const StageArgs& args, const TensorView& v, const TensorView& initial_state,
+                   WalkParams* p) {
   const Problem& problem = args.problem;
   const PreparedLayout prepared = PreparedLayout::of(problem, args.plan);
   const Grid grid = Grid::of(args.plan);
   GDN_RETURN_IF_ERROR(map_rows(args.in.q, 2, &p->q));
   GDN_RETURN_IF_ERROR(map_rows(args.in.k, 2, &p->k));
-  GDN_RETURN_IF_ERROR(map_rows(args.in.v, 2, &p->v));
+  GDN_RETURN_IF_ERROR(map_rows(v, 2, &p->v));
   p->tiles = at<__nv_bfloat16>(args.prepared, prepared.tiles);
   p->gates = at<float>(args.prepared, prepared.gates);
   p->norms = at<float>(args.prepared, prepared.norms);
   p->flags = at<int>(args.prepared, prepared.flags);
   p->hand_over = static_cast<float*>(args.scratch);
   p->initial_state = cuda::state_view(initial_state);
-  p->enter_slots = args.plan.entry_slots;
-  p->leave_slots = args.plan.exit_slots;
   p->map_slots = args.plan.map_slots;
   p->log2_bound = warm_up_bound();
   p->heads_k = static_cast<int>(problem.heads_qk);
@@ -118,18 +149,41 @@ Status walk_params(const StageArgs& args, const TensorView& initial_state, WalkP
   return Status::ok();
 }
 
+// Which pieces a walk takes.
+void set_pieces(const StageArgs& args, int64_t pieces, int64_t begin, WalkParams* p) {
+  p->pieces = at<WalkPiece>(args.resident, pieces);
+  p->piece_begin = at<int32_t>(args.resident, begin);
+}
+
+int blocks_of(const StageArgs& args) { return static_cast<int>(Grid::of(args.plan).blocks()); }
+
 float* table(const StageArgs& args, Table which) {
   return static_cast<float*>(args.tables[static_cast<int>(which)]);
 }
 
-// The same call on cuda-portable's tables, which come first in the resident block; what it prepares
-// and needs lies in our scratch.
-StageArgs portable_args(const StageArgs& args) {
-  StageArgs portable = args;
-  portable.prepared = args.scratch;
-  portable.scratch = at<unsigned char>(
-      args.scratch, cuda_portable_backend().prepared_bytes(args.problem, args.plan));
-  return portable;
+// Rows that the copy engine moves.
+bool rows_aligned(const TensorView& view) {
+  return cuda::pieces_aligned(view) && (view.shape[1] == 1 || view.stride[1] == kDim);
+}
+
+Status check_rows(const char* name, const TensorView& view) {
+  if (rows_aligned(view)) return Status::ok();
+  return {ErrorCode::kUnsupported,
+          fmt::format("{}: expected a 16-byte aligned base, a token stride that is a multiple of 8 "
+                      "elements and head stride {}, got address {} and strides [{}, {}, {}]",
+                      name, kDim, view.data, view.stride[0], view.stride[1], view.stride[2])};
+}
+
+// d_o as rows that the copy engine moves: itself, or a copy in the rows of d_v, which are written
+// chunk by chunk after d_o's have been read.
+Status aligned_d_o(const StageArgs& args, const BackwardArgs& call, TensorView* d_o) {
+  GDN_RETURN_IF_ERROR(check_rows("dv", call.dv));
+  if (call.d_o.present() && rows_aligned(call.d_o)) {
+    *d_o = call.d_o;
+    return Status::ok();
+  }
+  *d_o = call.dv;
+  return cuda::copy_rows(call.d_o, call.dv, args.plan.local_tokens, args.stream);
 }
 
 class CudaSm90Backend final : public Backend {
@@ -172,8 +226,7 @@ class CudaSm90Backend final : public Backend {
     return hand_over_bytes(plan);
   }
   int64_t backward_scratch_bytes(const Problem& problem, const Plan& plan) const override {
-    return cuda_portable_backend().prepared_bytes(problem, plan) +
-           cuda_portable_backend().backward_scratch_bytes(problem, plan);
+    return BackwardScratch::of(problem, plan).bytes;
   }
   int64_t resident_bytes(const Plan& plan) const override { return ResidentTables::of(plan).bytes; }
 
@@ -184,6 +237,9 @@ class CudaSm90Backend final : public Backend {
     const Schedule run = make_schedule(run_chains(plan), heads_k, grid.lane_groups);
     const Schedule summary =
         make_schedule(summary_chains(plan), heads_k, grid.lane_groups, Cuts::kNone);
+    const Schedule reverse = make_schedule(reverse_chains(plan), heads_k, grid.lane_groups);
+    const Schedule reverse_summary =
+        make_schedule(reverse_summary_chains(plan), heads_k, grid.lane_groups, Cuts::kNone);
     std::vector<unsigned char> image = cuda::resident_image(plan);
     image.resize(static_cast<size_t>(tables.bytes));
     const auto put = [&](int64_t offset, const auto& rows) {
@@ -195,6 +251,10 @@ class CudaSm90Backend final : public Backend {
     put(tables.run_begin, run.piece_begin);
     put(tables.summary, summary.pieces);
     put(tables.summary_begin, summary.piece_begin);
+    put(tables.reverse, reverse.pieces);
+    put(tables.reverse_begin, reverse.piece_begin);
+    put(tables.reverse_summary, reverse_summary.pieces);
+    put(tables.reverse_summary_begin, reverse_summary.piece_begin);
     // From pageable memory: returns once `image` has been read.
     return cuda::check(cudaMemcpyAsync(resident, image.data(), image.size(), cudaMemcpyHostToDevice,
                                        cuda::to_cuda(stream)),
@@ -232,12 +292,12 @@ class CudaSm90Backend final : public Backend {
     const cuda::DeviceGuard guard(args.problem.device.index);
     const ResidentTables tables = ResidentTables::of(args.plan);
     WalkParams p{};
-    GDN_RETURN_IF_ERROR(walk_params(args, initial_state, &p));
+    GDN_RETURN_IF_ERROR(walk_params(args, args.in.v, initial_state, &p));
+    set_pieces(args, tables.summary, tables.summary_begin, &p);
     p.leave_table = table(args, Table::kPart);
+    p.leave_slots = args.plan.exit_slots;
     p.map_table = table(args, Table::kMap);
-    p.pieces = at<WalkPiece>(args.resident, tables.summary);
-    p.piece_begin = at<int32_t>(args.resident, tables.summary_begin);
-    return launch_summary(p, static_cast<int>(Grid::of(args.plan).blocks()), args.stream);
+    return launch_summary(p, blocks_of(args), args.stream);
   }
 
   Status fold(const StageArgs& args, const FoldProgram& program) const override {
@@ -249,41 +309,97 @@ class CudaSm90Backend final : public Backend {
              const TensorView& final_state) const override {
     const cuda::DeviceGuard guard(args.problem.device.index);
     if (args.plan.num_chunks > 0) {
-      if (!cuda::pieces_aligned(o) || (o.shape[1] > 1 && o.stride[1] != kDim)) {
-        return {ErrorCode::kUnsupported,
-                fmt::format("o: expected a 16-byte aligned base, a token stride that is a multiple "
-                            "of 8 elements and head stride 128, got address {} and strides "
-                            "[{}, {}, {}]",
-                            o.data, o.stride[0], o.stride[1], o.stride[2])};
-      }
-      const ResidentTables tables = ResidentTables::of(args.plan);
+      GDN_RETURN_IF_ERROR(check_rows("o", o));
       WalkParams p{};
-      GDN_RETURN_IF_ERROR(walk_params(args, initial_state, &p));
+      GDN_RETURN_IF_ERROR(run_params(args, initial_state, table(args, Table::kBoundary), &p));
       GDN_RETURN_IF_ERROR(map_rows(o, 1, &p.o_map));
       p.o = o.as<__nv_bfloat16>();
       p.o_stride = token_stride(o);
       p.final_state = cuda::state_view(final_state);
-      p.enter_table = table(args, Table::kBoundary);
-      p.pieces = at<WalkPiece>(args.resident, tables.run);
-      p.piece_begin = at<int32_t>(args.resident, tables.run_begin);
-      GDN_RETURN_IF_ERROR(
-          launch_walk(p, static_cast<int>(Grid::of(args.plan).blocks()), args.stream));
+      GDN_RETURN_IF_ERROR(launch_walk(p, blocks_of(args), args.stream));
     }
     GDN_RETURN_IF_ERROR(cuda::copy_empty_documents(args, initial_state, final_state));
     return cuda::zero_rows(o, args.plan.local_tokens, args.stream);
   }
 
   Status summarize_backward(const StageArgs& args, const BackwardArgs& call) const override {
-    const StageArgs portable = portable_args(args);
-    GDN_RETURN_IF_ERROR(cuda_portable_backend().prepare(portable));
-    return cuda_portable_backend().summarize_backward(portable, call);
+    if (args.plan.entry_slots == 0) return Status::ok();
+    const cuda::DeviceGuard guard(args.problem.device.index);
+    const ResidentTables tables = ResidentTables::of(args.plan);
+    TensorView d_o;
+    GDN_RETURN_IF_ERROR(aligned_d_o(args, call, &d_o));
+    WalkParams p{};
+    GDN_RETURN_IF_ERROR(walk_params(args, d_o, call.dfinal_state, &p));
+    set_pieces(args, tables.reverse_summary, tables.reverse_summary_begin, &p);
+    p.leave_table = table(args, Table::kPart);
+    p.leave_slots = args.plan.entry_slots;
+    return launch_reverse_summary(p, blocks_of(args), args.stream);
   }
 
   Status run_backward(const StageArgs& args, const BackwardArgs& call,
                       const void* entry) const override {
-    const StageArgs portable = portable_args(args);
-    GDN_RETURN_IF_ERROR(cuda_portable_backend().prepare(portable));
-    return cuda_portable_backend().run_backward(portable, call, entry);
+    const cuda::DeviceGuard guard(args.problem.device.index);
+    if (args.plan.num_chunks > 0) GDN_RETURN_IF_ERROR(walk_backward(args, call, entry));
+    GDN_RETURN_IF_ERROR(cuda::copy_empty_documents(args, call.dfinal_state, call.dinitial_state));
+    for (const TensorView* view : {&call.dq, &call.dk, &call.dv, &call.dg, &call.dbeta}) {
+      GDN_RETURN_IF_ERROR(cuda::zero_rows(*view, args.plan.local_tokens, args.stream));
+    }
+    return Status::ok();
+  }
+
+ private:
+  // A walk over all segments from their entry states.
+  static Status run_params(const StageArgs& args, const TensorView& initial_state,
+                           const float* entry, WalkParams* p) {
+    const ResidentTables tables = ResidentTables::of(args.plan);
+    GDN_RETURN_IF_ERROR(walk_params(args, args.in.v, initial_state, p));
+    set_pieces(args, tables.run, tables.run_begin, p);
+    p->enter_table = entry;
+    p->enter_slots = args.plan.entry_slots;
+    return Status::ok();
+  }
+
+  // States again, then every gradient.
+  static Status walk_backward(const StageArgs& args, const BackwardArgs& call, const void* entry) {
+    const Problem& problem = args.problem;
+    const BackwardScratch scratch = BackwardScratch::of(problem, args.plan);
+    const ResidentTables tables = ResidentTables::of(args.plan);
+    WalkParams states{};
+    GDN_RETURN_IF_ERROR(
+        run_params(args, call.initial_state, static_cast<const float*>(entry), &states));
+    states.states = at<__nv_bfloat16>(args.scratch, scratch.states);
+    states.e = at<__nv_bfloat16>(args.scratch, scratch.e);
+    GDN_RETURN_IF_ERROR(launch_states(states, blocks_of(args), args.stream));
+
+    TensorView d_o;
+    GDN_RETURN_IF_ERROR(aligned_d_o(args, call, &d_o));
+    BackwardParams p{};
+    WalkParams& walk = p.walk;
+    GDN_RETURN_IF_ERROR(walk_params(args, d_o, call.dfinal_state, &walk));
+    set_pieces(args, tables.reverse, tables.reverse_begin, &walk);
+    GDN_RETURN_IF_ERROR(map_rows(call.dv, 1, &walk.o_map));
+    walk.o = call.dv.as<__nv_bfloat16>();
+    walk.o_stride = token_stride(call.dv);
+    walk.final_state = cuda::state_view(call.dinitial_state);
+    walk.enter_table = table(args, Table::kBoundary);
+    walk.enter_slots = args.plan.exit_slots;
+    walk.states = states.states;
+    walk.e = states.e;
+    p.g = cuda::scalar_view(args.in.g);
+    p.activation = activation_of(problem, args.in);
+    p.d_q = cuda::element_view(call.dq);
+    p.d_k = cuda::element_view(call.dk);
+    p.d_g = cuda::scalar_view(call.dg);
+    p.d_beta = cuda::scalar_view(call.dbeta);
+    const bool sums = problem.options.gate_in_kernel;
+    p.sums = sums ? at<float2>(args.scratch, scratch.sums) : nullptr;
+    p.partials = at<uint4>(args.scratch, scratch.partials);
+    p.partial_counters = at<int>(args.prepared, partial_counters_offset(problem, args.plan));
+    const double scale = problem.scale();
+    p.inverse_scale = scale != 0.0 ? static_cast<float>(1.0 / scale) : 0.0f;
+    p.l2norm = problem.options.qk_l2norm;
+    GDN_RETURN_IF_ERROR(launch_backward(p, blocks_of(args), args.stream));
+    return sums ? cuda::sum_over_chunks(args, p.sums, call.dA_log, call.ddt_bias) : Status::ok();
   }
 };
 

@@ -183,19 +183,21 @@ __device__ __forceinline__ void run_auxiliary(const WalkParams& p, WalkShared<kK
          tokens -= kChunkTokens, at.advance()) {
       auto& stage = s.stage[at.index];
       barrier_wait(&s.full[at.index], at.parity);
+      if (tokens < kChunkTokens) {
+        clear_rows(stage.k[0], 2, tokens, thread);
+        if constexpr (kOutput) clear_rows(stage.q[0], 2, tokens, thread);
+        if (has_values) clear_rows(stage.v[0], 2, tokens, thread);
+        fence_async_proxy();
+        named_barrier(3, 128);
+      }
       float qk[32];
-      if constexpr (kOutput) start_qk(qk, stage);
+      if constexpr (kOutput) start_qk(qk, stage.q, stage.k);
       if (thread < kChunkTokens) write_factors(stage, s.key, s.column, thread);
       if constexpr (kOutput) {
         wgmma_wait<0>();
         settle(qk);
         named_barrier(3, 128);
-        write_p(qk, stage, s.key, s.column, warp, lane);
-      }
-      if (tokens < kChunkTokens) {
-        clear_rows(stage.k[0], 2, tokens, thread);
-        if constexpr (kOutput) clear_rows(stage.q[0], 2, tokens, thread);
-        if (has_values) clear_rows(stage.v[0], 2, tokens, thread);
+        write_p(qk, stage.p, stage.rq, {stage.gate, s.key, s.column}, warp, lane);
       }
       fence_async_proxy();
       barrier_arrive(&s.ready[at.index]);

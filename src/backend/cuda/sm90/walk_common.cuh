@@ -124,61 +124,83 @@ __device__ __forceinline__ void clear_rows(bf16* tile, int tiles, int tokens, in
   }
 }
 
-// qk = Q K^T of a stage, issued.
-template <typename Stage>
-__device__ __forceinline__ void start_qk(float (&qk)[32], const Stage& stage) {
-  const uint32_t q = smem_address(stage.q), k = smem_address(stage.k);
+// qk = a b^T, issued: two tiles [64 tokens][64] each.
+__device__ __forceinline__ void start_qk(float (&qk)[32], const bf16 (&a)[2][kTileElements],
+                                         const bf16 (&b)[2][kTileElements]) {
+  const uint32_t q = forget_value(smem_address(a)), k = forget_value(smem_address(b));
   wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < 8; ++kk) {
-    const uint32_t at_k = (kk / 4) * kTileBytes + (kk % 4) * 32;
-    wgmma_ss<0, 0>(qk, descriptor(q + at_k), descriptor(k + at_k), kk > 0);
+    const uint32_t step = (kk / 4) * kTileBytes + (kk % 4) * 32;
+    wgmma_ss<0, 0>(qk, descriptor(q + step), descriptor(k + step), kk > 0);
   }
   wgmma_commit();
 }
 
-// P from Q K^T in accumulator layout: entry (i, j) times rq_i key_j e^{G_i-G_j}, j <= i; column_j
-// is key_j e^{G_end-G_j}, end the last token of j's 16-block. Below the diagonal 16-blocks the
-// decay is a row factor times a column factor, each at most 1, that meet at the end of the column's
+// Decays between the tokens of a chunk, with a factor for each row and column.
+struct Decays {
+  const float* gate;    // G
+  const float* key;     // key_j, the column factors
+  const float* column;  // key_j e^{G_end-G_j}, end the last token of j's 16-block
+};
+
+// For the 16 x 16 block of a warp's rows r0 .. and columns 16 j ..: row_i key_j e^{G_i-G_j} of
+// this thread's 8 accumulator entries, 0 above the diagonal. Below the diagonal blocks the decay
+// is a row factor times a column factor, each at most 1, that meet at the end of the column's
 // block.
-template <typename Stage>
-__device__ __forceinline__ void write_p(const float (&qk)[32], Stage& stage, const float* key,
-                                        const float* column, int warp, int lane) {
+__device__ __forceinline__ void block_decays(float (&out)[8], const Decays& decays, int j, int warp,
+                                             int lane, float row0, float row1) {
   const int r0 = 16 * warp + lane / 4, c2 = 2 * (lane % 4);
-  const float g0 = stage.gate[r0], g1 = stage.gate[r0 + 8];
-  const float q0 = stage.rq[r0], q1 = stage.rq[r0 + 8];
-  const uint32_t tile = smem_address(stage.p);
+  const float g0 = decays.gate[r0], g1 = decays.gate[r0 + 8];
+  if (j < warp) {
+    const float end = decays.gate[16 * j + 15];
+    const float f0 = row0 * exp2_approx(g0 - end), f1 = row1 * exp2_approx(g1 - end);
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {  // 16 columns
-    uint32_t out[4] = {0, 0, 0, 0};
-    if (j < warp) {
-      const float end = stage.gate[16 * j + 15];
-      const float f0 = q0 * exp2_approx(g0 - end), f1 = q1 * exp2_approx(g1 - end);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float2 c = *reinterpret_cast<const float2*>(&column[16 * j + 8 * h + c2]);
-        const float* x = &qk[8 * j + 4 * h];
-        out[2 * h] = pack_bf16(x[0] * f0 * c.x, x[1] * f0 * c.y);
-        out[2 * h + 1] = pack_bf16(x[2] * f1 * c.x, x[3] * f1 * c.y);
-      }
-    } else if (j == warp) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int c = 16 * j + 8 * h + c2;
-        const float2 g = *reinterpret_cast<const float2*>(&stage.gate[c]);
-        const float2 k = *reinterpret_cast<const float2*>(&key[c]);
-        const float* x = &qk[8 * j + 4 * h];
-        const auto entry = [](float value, int row, int col, float gi, float gj, float f) {
-          return col <= row ? value * f * exp2_approx(gi - gj) : 0.0f;
-        };
-        out[2 * h] = pack_bf16(entry(x[0], r0, c, g0, g.x, q0 * k.x),
-                               entry(x[1], r0, c + 1, g0, g.y, q0 * k.y));
-        out[2 * h + 1] = pack_bf16(entry(x[2], r0 + 8, c, g1, g.x, q1 * k.x),
-                                   entry(x[3], r0 + 8, c + 1, g1, g.y, q1 * k.y));
-      }
+    for (int h = 0; h < 2; ++h) {
+      const float2 c = *reinterpret_cast<const float2*>(&decays.column[16 * j + 8 * h + c2]);
+      out[4 * h] = f0 * c.x;
+      out[4 * h + 1] = f0 * c.y;
+      out[4 * h + 2] = f1 * c.x;
+      out[4 * h + 3] = f1 * c.y;
     }
-    stmatrix_x4(tile_address(tile, 16 * warp + lane % 16, 16 * j + 8 * (lane / 16)), out[0], out[1],
-                out[2], out[3]);
+    return;
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int c = 16 * j + 8 * h + c2;
+    const float2 g = *reinterpret_cast<const float2*>(&decays.gate[c]);
+    const float2 k = *reinterpret_cast<const float2*>(&decays.key[c]);
+    const auto entry = [](int row, int col, float gi, float gj, float f) {
+      return col <= row ? f * exp2_approx(gi - gj) : 0.0f;
+    };
+    out[4 * h] = entry(r0, c, g0, g.x, row0 * k.x);
+    out[4 * h + 1] = entry(r0, c + 1, g0, g.y, row0 * k.y);
+    out[4 * h + 2] = entry(r0 + 8, c, g1, g.x, row1 * k.x);
+    out[4 * h + 3] = entry(r0 + 8, c + 1, g1, g.y, row1 * k.y);
+  }
+}
+
+// A thread's 8 entries of block (warp, j) to a swizzled tile.
+__device__ __forceinline__ void put_block(bf16* tile, const float (&x)[8], int j, int warp,
+                                          int lane) {
+  stmatrix_x4(tile_address(smem_address(tile), 16 * warp + lane % 16, 16 * j + 8 * (lane / 16)),
+              pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
+              pack_bf16(x[6], x[7]));
+}
+
+// P from Q K^T in accumulator layout: entry (i, j) times rq_i key_j e^{G_i-G_j}, j <= i.
+__device__ __forceinline__ void write_p(const float (&qk)[32], bf16* tile, const float* rq,
+                                        const Decays& decays, int warp, int lane) {
+  const float q0 = rq[16 * warp + lane / 4], q1 = rq[16 * warp + lane / 4 + 8];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    float x[8] = {};
+    if (j <= warp) {
+      block_decays(x, decays, j, warp, lane, q0, q1);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[i] *= qk[8 * j + i];
+    }
+    put_block(tile, x, j, warp, lane);
   }
 }
 
@@ -350,6 +372,33 @@ __device__ __forceinline__ void start_state_update(float (&state)[64], const uin
                 descriptor(tile + kk * 2048, kTileBytes), true);
   }
   wgmma_commit();
+}
+
+// Sums over the rows of an accumulator's columns: x[k] is this thread's part of column
+// 8 (k / 2) + 2 (lane % 4) + k % 2; returns those of the two columns from `column` on.
+__device__ __forceinline__ float2 sum_rows(const float (&x)[16], int lane, int& column) {
+  float a[8], b[4];
+  const bool high16 = lane & 16, high8 = lane & 8, high4 = lane & 4;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const float other = __shfl_xor_sync(0xffffffffu, high16 ? x[k] : x[k + 8], 16);
+    a[k] = (high16 ? x[k + 8] : x[k]) + other;
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const float other = __shfl_xor_sync(0xffffffffu, high8 ? a[k] : a[k + 4], 8);
+    b[k] = (high8 ? a[k + 4] : a[k]) + other;
+  }
+  float2 out;
+  out.x = (high4 ? b[2] : b[0]) + __shfl_xor_sync(0xffffffffu, high4 ? b[0] : b[2], 4);
+  out.y = (high4 ? b[3] : b[1]) + __shfl_xor_sync(0xffffffffu, high4 ? b[1] : b[3], 4);
+  column = 32 * high16 + 16 * high8 + 8 * high4 + 2 * (lane % 4);
+  return out;
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
 }  // namespace gdn::sm90

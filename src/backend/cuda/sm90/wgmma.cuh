@@ -45,10 +45,13 @@ __device__ __forceinline__ void settle(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-#define GDN_ACC8(d, o)                                                                        \
-  "+f"(d[o]), "+f"(d[o + 1]), "+f"(d[o + 2]), "+f"(d[o + 3]), "+f"(d[o + 4]), "+f"(d[o + 5]), \
-      "+f"(d[o + 6]), "+f"(d[o + 7])
-#define GDN_ACC32(d, o) GDN_ACC8(d, o), GDN_ACC8(d, o + 8), GDN_ACC8(d, o + 16), GDN_ACC8(d, o + 24)
+// Operand lists. A product that begins a sum only writes its accumulators ("=f"): what they held
+// before need not be kept.
+#define GDN_ACC8(c, d, o) \
+  c(d[o]), c(d[o + 1]), c(d[o + 2]), c(d[o + 3]), c(d[o + 4]), c(d[o + 5]), c(d[o + 6]), c(d[o + 7])
+#define GDN_ACC32(c, d, o) \
+  GDN_ACC8(c, d, o), GDN_ACC8(c, d, o + 8), GDN_ACC8(c, d, o + 16), GDN_ACC8(c, d, o + 24)
+#define GDN_ACC64(c, d, o) GDN_ACC32(c, d, o), GDN_ACC32(c, d, o + 32)
 #define GDN_NAMES32                                                                       \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
   "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -56,44 +59,74 @@ __device__ __forceinline__ void settle(float (&d)[kCount]) {
   GDN_NAMES32                                                                               \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
   "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define GDN_WGMMA_RS(n, names, acc, a0, a1, a2, a3, b, accumulates, trans_b)                     \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, " accumulates                                     \
+               ", 0;\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" names "}, {" a0 \
+               ", " a1 ", " a2 ", " a3 "}, " b ", p, 1, 1, " trans_b "; }\n"                     \
+               : acc                                                                             \
+               : "r"(r0), "r"(r1), "r"(r2), "r"(r3), "l"(right), "r"(int{accumulate}),           \
+                 "n"(kTransB))
+#define GDN_WGMMA_SS(n, names, acc, a, b, accumulates, trans_a, trans_b)                       \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, " accumulates                                   \
+               ", 0;\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" names "}, " a \
+               ", " b ", p, 1, 1, " trans_a ", " trans_b "; }\n"                               \
+               : acc                                                                           \
+               : "l"(left), "l"(right), "r"(int{accumulate}), "n"(kTransA), "n"(kTransB))
 
 // d (+)= a b, N = 64; a: four registers of this thread's fragment. kTransB: B is stored [k][n].
+// `accumulate` must be known when compiling.
 template <int kTransB>
-__device__ __forceinline__ void wgmma_rs(float (&d)[32], uint32_t a0, uint32_t a1, uint32_t a2,
-                                         uint32_t a3, uint64_t b, bool accumulate) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" GDN_NAMES32
-      "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38; }\n"
-      : GDN_ACC32(d, 0)
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int{accumulate}), "n"(kTransB));
+__device__ __forceinline__ void wgmma_rs(float (&d)[32], uint32_t r0, uint32_t r1, uint32_t r2,
+                                         uint32_t r3, uint64_t right, bool accumulate) {
+  if (accumulate) {
+    GDN_WGMMA_RS("64", GDN_NAMES32, GDN_ACC32("+f", d, 0), "%32", "%33", "%34", "%35", "%36", "%37",
+                 "%38");
+  } else {
+    GDN_WGMMA_RS("64", GDN_NAMES32, GDN_ACC32("=f", d, 0), "%32", "%33", "%34", "%35", "%36", "%37",
+                 "%38");
+  }
 }
 
 // The same with N = 128.
 template <int kTransB>
-__device__ __forceinline__ void wgmma_rs(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2,
-                                         uint32_t a3, uint64_t b, bool accumulate) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" GDN_NAMES64
-      "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70; }\n"
-      : GDN_ACC32(d, 0), GDN_ACC32(d, 32)
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(int{accumulate}), "n"(kTransB));
+__device__ __forceinline__ void wgmma_rs(float (&d)[64], uint32_t r0, uint32_t r1, uint32_t r2,
+                                         uint32_t r3, uint64_t right, bool accumulate) {
+  if (accumulate) {
+    GDN_WGMMA_RS("128", GDN_NAMES64, GDN_ACC64("+f", d, 0), "%64", "%65", "%66", "%67", "%68",
+                 "%69", "%70");
+  } else {
+    GDN_WGMMA_RS("128", GDN_NAMES64, GDN_ACC64("=f", d, 0), "%64", "%65", "%66", "%67", "%68",
+                 "%69", "%70");
+  }
 }
 
 // d (+)= a b, N = 64, both in shared memory. kTransA: A is stored [k][m].
 template <int kTransA, int kTransB>
-__device__ __forceinline__ void wgmma_ss(float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" GDN_NAMES32
-      "}, %32, %33, p, 1, 1, %35, %36; }\n"
-      : GDN_ACC32(d, 0)
-      : "l"(a), "l"(b), "r"(int{accumulate}), "n"(kTransA), "n"(kTransB));
+__device__ __forceinline__ void wgmma_ss(float (&d)[32], uint64_t left, uint64_t right,
+                                         bool accumulate) {
+  if (accumulate) {
+    GDN_WGMMA_SS("64", GDN_NAMES32, GDN_ACC32("+f", d, 0), "%32", "%33", "%34", "%35", "%36");
+  } else {
+    GDN_WGMMA_SS("64", GDN_NAMES32, GDN_ACC32("=f", d, 0), "%32", "%33", "%34", "%35", "%36");
+  }
 }
 
+// The same with N = 128.
+template <int kTransA, int kTransB>
+__device__ __forceinline__ void wgmma_ss(float (&d)[64], uint64_t left, uint64_t right,
+                                         bool accumulate) {
+  if (accumulate) {
+    GDN_WGMMA_SS("128", GDN_NAMES64, GDN_ACC64("+f", d, 0), "%64", "%65", "%66", "%67", "%68");
+  } else {
+    GDN_WGMMA_SS("128", GDN_NAMES64, GDN_ACC64("=f", d, 0), "%64", "%65", "%66", "%67", "%68");
+  }
+}
+
+#undef GDN_WGMMA_SS
+#undef GDN_WGMMA_RS
 #undef GDN_ACC8
 #undef GDN_ACC32
+#undef GDN_ACC64
 #undef GDN_NAMES32
 #undef GDN_NAMES64
 

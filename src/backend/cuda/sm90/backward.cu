@@ -1,0 +1,25 @@
+// k_backward: the walk of backward.cuh, a cooperative launch, since its blocks wait for each other.
+#include "backend/cuda/common/launch.h"
+#include "backend/cuda/sm90/backward.cuh"
+#include "backend/cuda/sm90/walk.h"
+
+namespace gdn::sm90 {
+namespace {
+
+__global__ void __launch_bounds__(kWalkThreads, 1)
+    backward_kernel(const __grid_constant__ BackwardParams params) {
+  extern __shared__ __align__(1024) uint8_t raw_shared[];
+  backward_block(params, *reinterpret_cast<BackwardShared*>(raw_shared));
+}
+
+}  // namespace
+
+Status launch_backward(const BackwardParams& params, int blocks, Stream stream) {
+  const cuda::LaunchShape shape{.blocks = blocks,
+                                .threads = kWalkThreads,
+                                .shared_bytes = sizeof(BackwardShared),
+                                .cooperative = blocks > 1};
+  return cuda::launch("k_backward_sm90", backward_kernel, shape, stream, params);
+}
+
+}  // namespace gdn::sm90
