@@ -19,10 +19,10 @@ namespace gdn {
 std::span<const Backend* const> backends() {
   static const std::array list = {
 #ifdef GDN_WITH_CUDA
-      &cuda_portable_backend(),
 #ifndef GDN_SIMT
-      &cuda_sm90_backend(),  // its backward prepares twice: by name only, until it has one of its own
+      &cuda_sm90_backend(),
 #endif
+      &cuda_portable_backend(),
 #endif
       &cpu_backend(),
       &reference_backend(),

@@ -9,24 +9,22 @@
 // the normalised row, so its gradient is sum - r^2 x (x . sum). docs/math.md has dg and dbeta = U .
 // E.
 //
-// Warpgroups: 0 copies and sums (warp 0 fills, 1 writes d_v, 2 takes partial sums, 3 writes dg and
+// Warpgroups: 0 copies and sums (warp 0 fills, 1 writes d_v, 2 adds to dq and dk, 3 writes dg and
 // dbeta), 1 and 2 state (64 rows of V each), 3 gradients. 512 threads, one block per SM; registers
 // 40 + 2 * 168 + 136 = 512 = 65,536 / 128.
 //
-// dq and dk are sums over the G value heads of a group, whose blocks walk the same pieces: block
-// `sub` adds the partial sums of block sub - 1 (bf16, through a ring in L2) to its own and hands
-// them on; the last one finishes the rows. So the order of the sum is fixed, and no block waits for
-// a later one but to reuse the ring.
+// dq and dk are sums over the G value heads of a group, whose blocks walk the same pieces: block 0
+// stores its rows (bf16), every other one adds its own in L2 when the block before it has. So the
+// order of the sum is fixed, and no block waits for a later one.
 //
 // Buffers are single but k and q, each loaded as soon as its last reader of the chunk before is
 // done: d_o, W after the state's update and dO S^T, S after dY S^T, E after E dS^T. The next
 // chunk's are prefetched to L2. Shared, KiB: k and q 2 x 32, S 32, dS 32, E, d_o, d_v, rows out 16
-// each, W, P (then N), dP 8 each, sums and vectors 9.4 = 225.4.
+// each, W, P (then N), dP 8 each, sums and vectors 8.7 = 224.7.
 #pragma once
 
 #include "backend/cuda/common/scalars.cuh"
 #include "backend/cuda/common/scans.cuh"
-#include "backend/cuda/common/tile.cuh"
 #include "backend/cuda/sm90/backward_params.h"
 #include "backend/cuda/sm90/reverse.cuh"
 
@@ -40,29 +38,31 @@ struct BackwardShared {
   bf16 e[2][kTileElements];           // [half of V][64 tokens][64]
   bf16 d_o[2][kTileElements];
   bf16 d_v[2][kTileElements];
-  bf16 rows[2][kTileElements];  // [half of K]: finished rows of dq, dk
+  bf16 rows[2][kTileElements];  // [half of K]: rows of dq, then dk
   bf16 w[kTileElements];        // [i / 8][j / 8][8][8], the blocks j > i stay zero
   bf16 p[kTileElements];        // [i][j]: P, then N + N^T
   bf16 dp[kTileElements];       // [i][j], the blocks j > i stay zero
   ReverseVectors vectors[2];
   ReverseFactors factors;
+  float key_beta[kChunkTokens];          // beta_t / |k_t|
+  float column_beta[kChunkTokens];       // factors.column beta
   float value_dots[2][8][kChunkTokens];  // per state warp: U . E, E . (dS^T k)
   float row_dots[2][kChunkTokens];       // q . dq and k . dk of their terms with S
-  float pair_rows[2][kChunkTokens];      // of dP o Q K^T and N o K K^T without diagonals
-  float pair_columns[2][4][kChunkTokens];
+  float pair_rows[kChunkTokens];         // of dP o Q K^T + N o K K^T without diagonals
+  float pair_columns[4][kChunkTokens];
   float through[8];  // <gam_C dS, S>, per state warp
   uint64_t keys_full[2], keys_empty[2];
   uint64_t out_full, out_empty;  // d_o, W
   uint64_t e_full, e_empty;
   uint64_t states_full, states_empty;
-  uint64_t p_ready;         // P and the factors; short rows are zero
-  uint64_t solved;          // d_v and dS are written
-  uint64_t solution_empty;  // and may be written again: gradients
-  uint64_t d_v_empty;       // and: copy
-  uint64_t dots_full;       // value_dots, through
-  uint64_t sums_full;       // row_dots, pair_*
-  uint64_t sums_empty;      // all of them
-  uint64_t partial_full, partial_taken, partial_space, partial_made;
+  uint64_t p_ready;                // P and the factors; short rows are zero
+  uint64_t solved;                 // d_v and dS are written
+  uint64_t solution_empty;         // and may be written again: gradients
+  uint64_t d_v_empty;              // and: copy
+  uint64_t dots_full;              // value_dots, through
+  uint64_t sums_full;              // row_dots, pair_*
+  uint64_t sums_empty;             // all of them
+  uint64_t rows_full, rows_empty;  // twice a chunk: dq, dk
 };
 static_assert(sizeof(BackwardShared) <= 227 * 1024);
 
@@ -84,10 +84,8 @@ __device__ __forceinline__ void init_barriers(BackwardShared& s) {
   barrier_init(&s.dots_full, kState);
   barrier_init(&s.sums_full, kGradient);
   barrier_init(&s.sums_empty, 1);
-  barrier_init(&s.partial_full, 1);
-  barrier_init(&s.partial_taken, kGradient);
-  barrier_init(&s.partial_space, 1);
-  barrier_init(&s.partial_made, kGradient);
+  barrier_init(&s.rows_full, kGradient);
+  barrier_init(&s.rows_empty, 1);
   barrier_init_fence();
 }
 
@@ -162,59 +160,80 @@ __device__ __forceinline__ void fill_chunks(const WalkParams& p, BackwardShared&
   });
 }
 
-// ---- Partial sums of dq and dk between the blocks of a group
-// Edge `edge` joins block `edge` of a lane group to the next: a ring of kPartialRing chunks and two
-// counters, how many were made and how many taken.
-__device__ __forceinline__ int* partial_counters(const BackwardParams& p, int edge) {
-  const int lane_group = blockIdx.x / p.walk.group;
-  return p.partial_counters + 2 * (lane_group * (p.walk.group - 1) + edge);
-}
-// Sum `which` (dq, dk) of a chunk in accumulator order: [8][128 threads] uint4 of 8 elements.
-__device__ __forceinline__ uint4* partial_sums(const BackwardParams& p, int edge, int turn,
-                                               int which) {
-  const int lane_group = blockIdx.x / p.walk.group;
-  const int64_t ring = int64_t{lane_group} * (p.walk.group - 1) + edge;
-  return p.partials + ((ring * kPartialRing + turn % kPartialRing) * 2 + which) * 1024;
-}
-
 __device__ __forceinline__ void await_counter(const int* counter, int at_least) {
   for (SpinLimit limit; flag_acquire(counter) < at_least; limit.turn(counter)) __nanosleep(64);
 }
 
-// ---- Warp 1: d_v out, and what this block hands on
-__device__ __forceinline__ void write_d_v(const BackwardParams& p, BackwardShared& s) {
-  const int lane = threadIdx.x % 32, sub = blockIdx.x % p.walk.group;
-  const bool gives = sub + 1 < p.walk.group;
-  for_chunks(p.walk, [&](const ChunkAt& at) {
-    const uint32_t parity = at.turn & 1;
-    if (gives && lane == 0) {
-      await_counter(partial_counters(p, sub) + 1, at.turn + 1 - kPartialRing);
-      barrier_arrive(&s.partial_space);
-    }
-    __syncwarp();
-    barrier_wait(&s.solved, parity);
+// ---- Warp 1: d_v out
+__device__ __forceinline__ void write_d_v(const WalkParams& p, BackwardShared& s) {
+  const int lane = threadIdx.x % 32;
+  for_chunks(p, [&](const ChunkAt& at) {
+    barrier_wait(&s.solved, at.turn & 1);
     for (int half = 0; half < 2; ++half) {
-      write_rows(p.walk, s.d_v[half], at.row, at.tokens, at.value_head, half, lane);
+      write_rows(p, s.d_v[half], at.row, at.tokens, at.value_head, half, lane);
     }
-    if (lane != 0) return;
-    barrier_arrive(&s.d_v_empty);
-    if (gives) {
-      barrier_wait(&s.partial_made, parity);
-      flag_release(partial_counters(p, sub), at.turn + 1);
-    }
+    if (lane == 0) barrier_arrive(&s.d_v_empty);
   });
 }
 
-// ---- Warp 2: what this block is handed
-__device__ __forceinline__ void take_partials(const BackwardParams& p, BackwardShared& s) {
-  const int sub = blockIdx.x % p.walk.group;
-  if (sub == 0 || threadIdx.x % 32 != 0) return;
-  int* counters = partial_counters(p, sub - 1);
+// ---- Warp 2: dq and dk out, in the order of the group's blocks
+// How many sums block `sub` of this lane group has written; the next block waits for it.
+__device__ __forceinline__ int* rows_counter(const BackwardParams& p, int sub) {
+  return p.row_counters + blockIdx.x / p.walk.group * (p.walk.group - 1) + sub;
+}
+
+// The first `tokens` rows of s.rows to, or (`add`) in addition to, rows from `row` on.
+__device__ __forceinline__ void write_short_rows(const cuda::ElementView& to,
+                                                 const BackwardShared& s, const ChunkAt& at,
+                                                 bool add, int lane) {
+  uint16_t* rows = to.data + at.row * to.token + at.key_head * to.head;
+#pragma unroll 1
+  for (int i = lane; i < at.tokens * 16; i += 32) {
+    const int row = i / 16, piece = i % 16;
+    uint4 x = *reinterpret_cast<const uint4*>(reinterpret_cast<const uint8_t*>(s.rows[piece / 8]) +
+                                              row * 128 + (((piece % 8) ^ (row % 8)) * 16));
+    auto* out = reinterpret_cast<uint4*>(rows + row * to.token + piece * 8);
+    if (add) {
+      const uint4 y = __ldcg(out);
+      const auto sum = [](uint32_t a, uint32_t b) {
+        return pack_bf16(cuda::bf16_low(a) + cuda::bf16_low(b),
+                         cuda::bf16_high(a) + cuda::bf16_high(b));
+      };
+      x = {sum(x.x, y.x), sum(x.y, y.y), sum(x.z, y.z), sum(x.w, y.w)};
+    }
+    __stcg(out, x);
+  }
+}
+
+__device__ __forceinline__ void write_sums(const BackwardParams& p, BackwardShared& s) {
+  const int lane = threadIdx.x % 32, sub = blockIdx.x % p.walk.group;
+  const bool last = sub + 1 == p.walk.group;
   for_chunks(p.walk, [&](const ChunkAt& at) {
-    await_counter(counters, at.turn + 1);
-    barrier_arrive(&s.partial_full);
-    barrier_wait(&s.partial_taken, at.turn & 1);
-    flag_release(counters + 1, at.turn + 1);
+#pragma unroll 1
+    for (int which = 0; which < 2; ++which) {
+      const int number = 2 * at.turn + which + 1;
+      const CUtensorMap* map = which == 0 ? &p.d_q_map : &p.d_k_map;
+      const bool is_short = at.tokens < kChunkTokens;
+      barrier_wait(&s.rows_full, which);
+      if (lane == 0) {
+        if (sub > 0) await_counter(rows_counter(p, sub - 1), number);
+        if (!is_short && sub == 0) tensor_store(map, s.rows, 0, at.row, 0, at.key_head);
+        if (!is_short && sub > 0) tensor_add(map, s.rows, 0, at.row, 0, at.key_head);
+        if (!is_short) bulk_store_wait();
+      }
+      __syncwarp();
+      if (is_short) {
+        write_short_rows(which == 0 ? p.d_q : p.d_k, s, at, sub > 0, lane);
+        __threadfence();
+        __syncwarp();
+      }
+      if (lane != 0) continue;
+      barrier_arrive(&s.rows_empty);
+      if (!last) {
+        bulk_store_complete();
+        flag_release(rows_counter(p, sub), number);
+      }
+    }
   });
 }
 
@@ -229,9 +248,10 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
       const int t = 2 * lane + x;
-      pairs[x] = s.pair_rows[0][t] + s.pair_rows[1][t];
+      float columns = 0.0f;
 #pragma unroll
-      for (int w = 0; w < 4; ++w) pairs[x] -= s.pair_columns[0][w][t] + s.pair_columns[1][w][t];
+      for (int w = 0; w < 4; ++w) columns += s.pair_columns[w][t];
+      pairs[x] = s.pair_rows[t] - columns;
       reads[x] = s.row_dots[0][t] + s.row_dots[1][t];
       d_beta[x] = writes[x] = 0.0f;
 #pragma unroll
@@ -278,62 +298,83 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
 }
 
 // ---- Warpgroups 1 and 2: dS
-// x^T . y^T per token, over the 16 rows of V of each warp: y in accumulator order, x fragments.
-__device__ __forceinline__ void put_value_dots(const float (&y)[32], const bf16* tile, float* out,
-                                               const StateLane& own) {
+// x^T o y^T: y in accumulator order, x a tile [64 tokens][64 of V]; summed over the two rows of V
+// of this thread, as sum_rows takes them.
+__device__ __forceinline__ void value_products(float (&out)[16], const float (&y)[32],
+                                               const bf16* tile, const StateLane& own) {
   uint32_t x[16];
   load_transposed(x, tile, own);
-  float products[16];
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float2 x0 = unpack_bf16(x[2 * j]), x1 = unpack_bf16(x[2 * j + 1]);
-    products[2 * j] = x0.x * y[4 * j] + x1.x * y[4 * j + 2];
-    products[2 * j + 1] = x0.y * y[4 * j + 1] + x1.y * y[4 * j + 3];
+    out[2 * j] = x0.x * y[4 * j] + x1.x * y[4 * j + 2];
+    out[2 * j + 1] = x0.y * y[4 * j + 1] + x1.y * y[4 * j + 3];
   }
+}
+
+__device__ __forceinline__ void put_value_dots(const float (&products)[16], float* out, int lane) {
   int token;
-  const float2 sums = sum_rows(products, own.lane, token);
+  const float2 sums = sum_rows(products, lane, token);
   *reinterpret_cast<float2*>(out + token) = sums;
 }
+
+// Of a 16 x 16 product x y^T the diagonal: x 16 rows as 8 k steps of fragments, put(kk, a) gives
+// one; y rows [row, row + 16) of two tiles [64 rows][64]. Thread g * 4 + g / 2 has entries g, g
+// + 8.
+template <typename Put>
+__device__ __forceinline__ float2 diagonal_products(Put&& put, uint32_t y, int row, int lane) {
+  float c[2][4] = {};  // [half of the rows]
+#pragma unroll
+  for (int kk = 0; kk < 8; ++kk) {
+    uint32_t a[4], b[4];
+    ldmatrix_x4(b, tile_address(y + (kk / 4) * kTileBytes, row + lane % 16,
+                                16 * (kk % 4) + 8 * (lane / 16)));
+    put(kk, a);
+    mma_bf16(c[0], a, b[0], b[2]);
+    mma_bf16(c[1], a, b[1], b[3]);
+  }
+  const int odd = lane / 4 % 2;
+  return {odd ? c[0][1] : c[0][0], odd ? c[1][3] : c[1][2]};
+}
+// Whether that thread is this one.
+__device__ __forceinline__ bool has_diagonal(int lane) { return lane % 4 == lane / 8; }
 
 struct GradientSteps {
   BackwardShared& s;
   const StateLane& own;
   int warp;  // of the eight
   uint32_t parity;
+  float decay;
+  float products[16];
 
+  // dS for the gradients, and <gam_C dS, S>: row by row, as the diagonal of dS^T S.
   __device__ __forceinline__ void entered(const uint32_t (&a)[32]) {
     barrier_wait(&s.solution_empty, parity ^ 1);
     put_state(a, s.dstates[own.half], own);
-  }
-  __device__ __forceinline__ void ready(const float (&d)[32]) {
-    barrier_wait(&s.p_ready, parity);
-    barrier_wait(&s.out_full, parity);
-    barrier_wait(&s.e_full, parity);
-    put_value_dots(d, s.e[own.half], s.value_dots[1][warp], own);
-  }
-  __device__ __forceinline__ void decayed(const float (&state)[64]) {
     barrier_wait(&s.states_full, parity);
-    float sum = 0.0f;
-    const int row = own.thread / 32 * 16 + own.lane / 4;
+    barrier_wait(&s.sums_empty, parity ^ 1);
+    const auto put = [&](int kk, uint32_t(&x)[4]) {
 #pragma unroll
-    for (int n = 0; n < 16; ++n) {
-      const uint32_t tile = smem_address(s.states[own.half][n / 8]);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        uint32_t x;
-        asm volatile("ld.shared.b32 %0, [%1];"
-                     : "=r"(x)
-                     : "r"(tile_address(tile, row + 8 * r, 8 * (n % 8)) + 4 * own.pair));
-        const float2 entry = unpack_bf16(x);
-        sum += entry.x * state[4 * n + 2 * r] + entry.y * state[4 * n + 2 * r + 1];
-      }
-    }
+      for (int i = 0; i < 4; ++i) x[i] = a[4 * kk + i];
+    };
+    const float2 dots =
+        diagonal_products(put, smem_address(s.states[own.half]), own.thread / 32 * 16, own.lane);
+    float sum = has_diagonal(own.lane) ? dots.x + dots.y : 0.0f;
 #pragma unroll
     for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
     if (own.lane == 0) {
-      s.through[warp] = sum;
+      s.through[warp] = decay * sum;
       barrier_arrive(&s.states_empty);
     }
+  }
+  __device__ __forceinline__ void ready(const float (&d)[32]) {
+    barrier_wait(&s.e_full, parity);
+    value_products(products, d, s.e[own.half], own);
+    barrier_wait(&s.out_full, parity);
+    barrier_wait(&s.p_ready, parity);
+  }
+  __device__ __forceinline__ void in_second() {
+    put_value_dots(products, s.value_dots[1][warp], own.lane);
   }
   __device__ __forceinline__ void solved(const float (&u)[32]) {
     barrier_wait(&s.d_v_empty, parity ^ 1);
@@ -357,19 +398,21 @@ struct GradientSteps {
       barrier_arrive(&s.solved);
       barrier_arrive(&s.out_empty);
     }
-    put_value_dots(u, s.e[own.half], s.value_dots[0][warp], own);
+  }
+  __device__ __forceinline__ void after(const float (&u)[32]) {
+    value_products(products, u, s.e[own.half], own);
     __syncwarp();
-    if (own.lane == 0) {
-      barrier_arrive(&s.dots_full);
-      barrier_arrive(&s.e_empty);
-    }
+    if (own.lane == 0) barrier_arrive(&s.e_empty);
+    put_value_dots(products, s.value_dots[0][warp], own.lane);
+    __syncwarp();
+    if (own.lane == 0) barrier_arrive(&s.dots_full);
   }
 };
 
 __device__ __forceinline__ void run_state(const WalkParams& p, BackwardShared& s, int half) {
   const Walk walk(p);
   const StateLane own(half);
-  GradientSteps steps{s, own, 4 * half + __shfl_sync(0xffffffffu, own.thread / 32, 0), 0};
+  GradientSteps steps{s, own, 4 * half + __shfl_sync(0xffffffffu, own.thread / 32, 0)};
   int turn = 0;
   float state[64];
   for (int index = walk.begin; index < walk.end; ++index) {
@@ -383,7 +426,8 @@ __device__ __forceinline__ void run_state(const WalkParams& p, BackwardShared& s
       if (is_short) barrier_wait(&s.p_ready, steps.parity);  // its rows are cleared
       is_short = false;
       const ReverseTiles tiles{s.k[stage], s.q[stage], s.d_o[half], s.w, s.p, s.factors};
-      reverse_step(state, exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]), tiles, own, steps);
+      steps.decay = exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]);
+      reverse_step(state, steps.decay, tiles, own, steps);
       if (own.lane == 0) barrier_arrive(&s.keys_empty[stage]);
     }
     leave_state(state, p, *piece, walk.sub, half, own.thread);
@@ -408,44 +452,22 @@ struct GradientLane {
   }
 };
 
-// Bf16 pair n of row `row` + 8 r of two tiles [64 tokens][64]: columns 8 n + 2 (lane % 4), + 1.
-__device__ __forceinline__ float2 row_pair(const bf16 (&tiles)[2][kTileElements], int n, int r,
-                                           const GradientLane& own) {
-  uint32_t x;
-  asm volatile("ld.shared.b32 %0, [%1];"
-               : "=r"(x)
-               : "r"(tile_address(smem_address(tiles[n / 8]), own.row + 8 * r, 8 * (n % 8)) +
-                     4 * (own.lane % 4)));
-  return unpack_bf16(x);
-}
-
-// Row dots of an accumulator [64 tokens][128] with rows of two tiles, for rows `row` + 8 r.
-__device__ __forceinline__ void dot_rows(float (&dots)[2], const float (&acc)[64],
-                                         const bf16 (&tiles)[2][kTileElements],
-                                         const GradientLane& own) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int n = 0; n < 16; ++n) {
-      const float2 x = row_pair(tiles, n, r, own);
-      sum += x.x * acc[4 * n + 2 * r] + x.y * acc[4 * n + 2 * r + 1];
-    }
-    dots[r] = quad_sum(sum);
-  }
-}
-
-// Scales rows of a product with a state by `factor`, and leaves their dots with `tiles`.
-__device__ __forceinline__ void finish_state_term(float (&acc)[64], const float (&factor)[2],
+// Scales rows of a product with a state by `factor`, and leaves their dots with the same rows of
+// `tiles`.
+__device__ __forceinline__ void finish_state_term(float (&acc)[64], float factor0, float factor1,
                                                   const bf16 (&tiles)[2][kTileElements], float* out,
                                                   const GradientLane& own) {
 #pragma unroll
-  for (int i = 0; i < 64; ++i) acc[i] *= factor[(i / 2) % 2];
-  float dots[2];
-  dot_rows(dots, acc, tiles, own);
-  if (own.lane % 4 == 0) {
-    out[own.row] = dots[0];
-    out[own.row + 8] = dots[1];
+  for (int i = 0; i < 64; ++i) acc[i] *= (i / 2) % 2 ? factor1 : factor0;
+  const auto put = [&](int kk, uint32_t(&x)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = pack_bf16(acc[8 * kk + 2 * i], acc[8 * kk + 2 * i + 1]);
+  };
+  const float2 dots =
+      diagonal_products(put, forget_value(smem_address(tiles)), 16 * own.warp, own.lane);
+  if (has_diagonal(own.lane)) {
+    out[own.row] = dots.x;
+    out[own.row + 8] = dots.y;
   }
 }
 
@@ -474,97 +496,86 @@ __device__ __forceinline__ void start_with_square(float (&acc)[64], const bf16 (
   }
 }
 
-// Sums of pair products over rows and columns, to shared memory.
+// Sums of pair products over rows and columns. Both take the same products, so a pair's share of
+// one is its share of the other.
 struct PairSums {
   float rows[2] = {0.0f, 0.0f};
   float columns[16] = {};
 
   // Entry i of a thread's 8 of block j.
-  __device__ __forceinline__ void add(int j, int i, float pair) {
-    rows[(i / 2) % 2] += pair;
-    columns[4 * j + 2 * (i / 4) + i % 2] += pair;
+  __device__ __forceinline__ void add(int j, int i, float x, float y) {
+    rows[(i / 2) % 2] += x * y;
+    columns[4 * j + 2 * (i / 4) + i % 2] += x * y;
   }
-  __device__ __forceinline__ void store(float* to_rows, float (&to_columns)[4][kChunkTokens],
-                                        const GradientLane& own) {
+  __device__ __forceinline__ void store(BackwardShared& s, const GradientLane& own) {
     const float first = quad_sum(rows[0]), second = quad_sum(rows[1]);
     if (own.lane % 4 == 0) {
-      to_rows[own.row] = first;
-      to_rows[own.row + 8] = second;
+      s.pair_rows[own.row] = first;
+      s.pair_rows[own.row + 8] = second;
     }
     int column;
     const float2 sums = sum_rows(columns, own.lane, column);
-    *reinterpret_cast<float2*>(&to_columns[own.warp][column]) = sums;
+    *reinterpret_cast<float2*>(&s.pair_columns[own.warp][column]) = sums;
   }
 };
 
-// What block (warp, j) of a pair matrix has below its diagonal: entry i of a thread.
-__device__ __forceinline__ bool strictly_below(int j, int i, const GradientLane& own) {
-  return j < own.warp ||
-         16 * j + 8 * (i / 4) + 2 * (own.lane % 4) + i % 2 < own.row + 8 * ((i / 2) % 2);
+// Whether entry i of a thread's 8 of a diagonal block is on the diagonal.
+__device__ __forceinline__ bool on_diagonal(int i, int lane) {
+  return i / 4 == (i / 2) % 2 && lane / 4 == 2 * (lane % 4) + i % 2;
 }
 
-// dP from dO E^T, and its pair sums with Q K^T.
+// dP from dO E^T, and its pairs with Q K^T.
 __device__ __forceinline__ void write_dp(const float (&out_e)[32], const float (&qk)[32],
                                          BackwardShared& s, const ReverseVectors& vectors,
-                                         const GradientLane& own) {
-  const Decays decays{vectors.gate, vectors.rk, s.factors.column};
-  const float q0 = vectors.rq[own.row], q1 = vectors.rq[own.row + 8];
-  PairSums sums;
+                                         PairSums& sums, const GradientLane& own) {
+  const Decays decays{vectors.gate, s.key_beta, s.column_beta};
+  for_decays<false>(decays, vectors.rq[own.row], vectors.rq[own.row + 8], own.warp, own.lane,
+                    [&](int j, float(&x)[8]) {
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    if (j > own.warp) continue;
-    float x[8];
-    block_decays(x, decays, j, own.warp, own.lane, q0, q1);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int column = 16 * j + 8 * (i / 4) + 2 * (own.lane % 4);
-      const float2 beta = *reinterpret_cast<const float2*>(&vectors.beta[column]);
-      x[i] *= (i % 2 ? beta.y : beta.x) * out_e[8 * j + i];
-      if (strictly_below(j, i, own)) sums.add(j, i, x[i] * qk[8 * j + i]);
-    }
-    put_block(s.dp, x, j, own.warp, own.lane);
-  }
-  sums.store(s.pair_rows[0], s.pair_columns[0], own);
+                      for (int i = 0; i < 8; ++i) {
+                        x[i] *= out_e[8 * j + i];
+                        const bool self = j == own.warp && on_diagonal(i, own.lane);
+                        sums.add(j, i, x[i], self ? 0.0f : qk[8 * j + i]);
+                      }
+                      put_block(s.dp, x, j, own.warp, own.lane);
+                    });
 }
 
-// N + N^T from dY E^T, and the pair sums of N with K K^T.
+// N + N^T from dY E^T, and the pairs of N with K K^T.
 __device__ __forceinline__ void write_n(const float (&dy_e)[32], const float (&kk)[32],
                                         BackwardShared& s, const ReverseVectors& vectors,
-                                        const GradientLane& own) {
-  const Decays decays{vectors.gate, vectors.rk, s.factors.column};
-  const float k0 = -vectors.rk[own.row], k1 = -vectors.rk[own.row + 8];
+                                        PairSums& sums, const GradientLane& own) {
+  const Decays decays{vectors.gate, s.key_beta, s.column_beta};
   const uint32_t tile = smem_address(s.p);
-  PairSums sums;
+  const uint32_t across = tile_address(tile, own.lane % 8 + 8 * (own.lane / 16),
+                                       16 * own.warp + 8 * (own.lane / 8 % 2));
+  for_decays<true>(decays, -vectors.rk[own.row], -vectors.rk[own.row + 8], own.warp, own.lane,
+                   [&](int j, const float(&w)[8]) {
+                     float x[8];
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    if (j > own.warp) continue;
-    float x[8];
-    block_decays(x, decays, j, own.warp, own.lane, k0, k1);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int column = 16 * j + 8 * (i / 4) + 2 * (own.lane % 4);
-      const float2 beta = *reinterpret_cast<const float2*>(&vectors.beta[column]);
-      const bool below = strictly_below(j, i, own);
-      x[i] = below ? x[i] * (i % 2 ? beta.y : beta.x) * dy_e[8 * j + i] : 0.0f;
-      if (below) sums.add(j, i, x[i] * kk[8 * j + i]);
-    }
-    // 8 x 8 matrices (row half, column half): 0 (0, 0), 1 (1, 0), 2 (0, 1), 3 (1, 1).
-    uint32_t m[4] = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
-                     pack_bf16(x[6], x[7])};
-    if (j == own.warp) {  // each entry has one of N and N^T at most, so bits may be joined
-      m[0] |= cuda::movmatrix_trans(m[0]);
-      m[2] = cuda::movmatrix_trans(m[1]);
-      m[3] |= cuda::movmatrix_trans(m[3]);
-    } else {
-      // Block (j, warp) is the transpose: matrix (c, r) is that of (r, c).
-      stmatrix_x4_trans(tile_address(tile, 16 * j + own.lane % 8 + 8 * (own.lane / 16),
-                                     16 * own.warp + 8 * ((own.lane / 8) % 2)),
-                        m[0], m[1], m[2], m[3]);
-    }
-    stmatrix_x4(tile_address(tile, 16 * own.warp + own.lane % 16, 16 * j + 8 * (own.lane / 16)),
-                m[0], m[1], m[2], m[3]);
-  }
-  sums.store(s.pair_rows[1], s.pair_columns[1], own);
+                     for (int i = 0; i < 8; ++i) {
+                       x[i] = w[i] * dy_e[8 * j + i];
+                       sums.add(j, i, x[i], kk[8 * j + i]);
+                     }
+                     // 8 x 8 matrices (row half, column half): 0 (0, 0), 1 (1, 0), 2 (0, 1), 3 (1,
+                     // 1).
+                     uint32_t m[4] = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]),
+                                      pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
+                     if (j < own.warp) {
+                       // Block (j, warp) is the transpose: matrix (c, r) is that of (r, c).
+                       stmatrix_x4_trans(across + 16 * j * 128, m[0], m[1], m[2], m[3]);
+                     } else if (j == own.warp) {
+                       // Each entry has one of N and N^T at most, the other is 0: the sums are exact.
+                       m[0] = add_bf16(m[0], cuda::movmatrix_trans(m[0]));
+                       m[2] = cuda::movmatrix_trans(m[1]);
+                       m[3] = add_bf16(m[3], cuda::movmatrix_trans(m[3]));
+                     }
+                     if (j <= own.warp) {
+                       stmatrix_x4(tile_address(tile, 16 * own.warp + own.lane % 16,
+                                                16 * j + 8 * (own.lane / 16)),
+                                   m[0], m[1], m[2], m[3]);
+                     }
+                   });
 }
 
 // acc += (f E) dS^T with a factor for each row. Issued and committed.
@@ -591,85 +602,53 @@ __device__ __forceinline__ void start_exit_term(float (&acc)[64], BackwardShared
   wgmma_commit();
 }
 
-// Adds what the block before has summed up: its loads are issued by fetch, ahead of use.
-struct Partial {
-  uint4 x[8];
-
-  // null: 0
-  __device__ __forceinline__ void fetch(const uint4* from, int thread) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      x[i] = from != nullptr ? __ldcg(from + i * 128 + thread) : uint4{0, 0, 0, 0};
-    }
-  }
-  __device__ __forceinline__ void add_to(float (&acc)[64]) const {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t words[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const float2 pair = unpack_bf16(words[w]);
-        acc[8 * i + 2 * w] += pair.x;
-        acc[8 * i + 2 * w + 1] += pair.y;
-      }
-    }
-  }
-  __device__ static __forceinline__ void give(uint4* to, const float (&acc)[64], int thread) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float* at = &acc[8 * i];
-      __stcg(to + i * 128 + thread, {pack_bf16(at[0], at[1]), pack_bf16(at[2], at[3]),
-                                     pack_bf16(at[4], at[5]), pack_bf16(at[6], at[7])});
-    }
-  }
-};
-
-// The rows of dq or dk: without what lies along the rows themselves when there is a norm, r 1 /
-// |x|.
-__device__ __forceinline__ void write_gradient_rows(const cuda::ElementView& to, float (&acc)[64],
-                                                    const bf16 (&tiles)[2][kTileElements],
-                                                    const float (&r)[2], bool l2norm,
-                                                    BackwardShared& s, const ChunkAt& at,
-                                                    const GradientLane& own) {
+// Rows of this head's part of dq or dk, for warp 2; without what lies along the raw rows when there
+// is a norm, r 1 / |x|. That is linear, so it need not wait for the sum.
+__device__ __forceinline__ void put_gradient_rows(float (&acc)[64],
+                                                  const bf16 (&tiles)[2][kTileElements], float r0,
+                                                  float r1, bool l2norm, BackwardShared& s,
+                                                  uint32_t parity, const GradientLane& own) {
+  const int row = 16 * own.warp + own.lane % 16, column = 8 * (own.lane / 16);
   if (l2norm) {
-    float dots[2];
-    dot_rows(dots, acc, tiles, own);
+    float dots[2] = {0.0f, 0.0f};
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float along = r[half] * r[half] * dots[half];
+    for (int kk = 0; kk < 8; ++kk) {
+      uint32_t x[4];
+      ldmatrix_x4(x, tile_address(smem_address(tiles[kk / 4]), row, 16 * (kk % 4) + column));
 #pragma unroll
-      for (int n = 0; n < 16; ++n) {
-        const float2 x = row_pair(tiles, n, half, own);
-        acc[4 * n + 2 * half] -= along * x.x;
-        acc[4 * n + 2 * half + 1] -= along * x.y;
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = unpack_bf16(x[i]);
+        dots[i % 2] += pair.x * acc[8 * kk + 2 * i] + pair.y * acc[8 * kk + 2 * i + 1];
+      }
+    }
+    const float along[2] = {-r0 * r0 * quad_sum(dots[0]), -r1 * r1 * quad_sum(dots[1])};
+#pragma unroll
+    for (int kk = 0; kk < 8; ++kk) {
+      uint32_t x[4];
+      ldmatrix_x4(x, tile_address(smem_address(tiles[kk / 4]), row, 16 * (kk % 4) + column));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = unpack_bf16(x[i]);
+        acc[8 * kk + 2 * i] += along[i % 2] * pair.x;
+        acc[8 * kk + 2 * i + 1] += along[i % 2] * pair.y;
       }
     }
   }
-  named_barrier(3, 128);  // the rows before these have been read
+  barrier_wait(&s.rows_empty, parity);
 #pragma unroll
   for (int kk = 0; kk < 8; ++kk) {
     const float* x = &acc[8 * kk];
-    stmatrix_x4(tile_address(smem_address(s.rows[kk / 4]), 16 * own.warp + own.lane % 16,
-                             16 * (kk % 4) + 8 * (own.lane / 16)),
+    stmatrix_x4(tile_address(smem_address(s.rows[kk / 4]), row, 16 * (kk % 4) + column),
                 pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
                 pack_bf16(x[6], x[7]));
   }
-  named_barrier(3, 128);
-  uint16_t* rows = to.data + at.row * to.token + at.key_head * to.head;
-#pragma unroll 2
-  for (int i = own.thread; i < at.tokens * 16; i += 128) {
-    const int row = i / 16, piece = i % 16;
-    const auto* from = reinterpret_cast<const uint8_t*>(s.rows[piece / 8]) + row * 128 +
-                       (((piece % 8) ^ (row % 8)) * 16);
-    cuda::store_piece(rows + row * to.token + piece * 8, *reinterpret_cast<const uint4*>(from),
-                      to.rows);
-  }
+  fence_async_proxy();
+  __syncwarp();
+  if (own.lane == 0) barrier_arrive(&s.rows_full);
 }
 
 __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardShared& s) {
   const GradientLane own(threadIdx.x % 128, __shfl_sync(0xffffffffu, threadIdx.x % 128 / 32, 0));
-  const int sub = blockIdx.x % p.walk.group;
-  const bool takes = sub > 0, gives = sub + 1 < p.walk.group;
   const auto arrive = [&](uint64_t* barrier) {
     __syncwarp();
     if (own.again().lane == 0) barrier_arrive(barrier);
@@ -689,16 +668,22 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
       fence_async_proxy();
       named_barrier(3, 128);
     }
+    PairSums sums;
     {
       float qk[32];
       start_qk(qk, q, k);
       barrier_wait(&s.sums_empty, parity ^ 1);  // the last factors, dots and sums have been read
-      if (own.thread < kChunkTokens) write_factors(s.factors, vectors, own.thread);
+      if (own.thread < kChunkTokens) {
+        const int t = own.thread;
+        write_factors(s.factors, vectors, t);
+        s.key_beta[t] = vectors.rk[t] * vectors.beta[t];
+        s.column_beta[t] = s.factors.column[t] * vectors.beta[t];
+      }
       wgmma_wait<0>();
       settle(qk);
       named_barrier(3, 128);
       write_p(qk, s.p, vectors.rq, {vectors.gate, vectors.rk, s.factors.column}, own.warp,
-              own.lane);
+              own.again().lane);
       fence_async_proxy();
       arrive(&s.p_ready);
 
@@ -708,14 +693,13 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
       start_qk(out_e, s.d_o, s.e);
       wgmma_wait<0>();
       settle(out_e);
-      write_dp(out_e, qk, s, vectors, own.again());
+      write_dp(out_e, qk, s, vectors, sums, own.again());
     }
     fence_async_proxy();
     named_barrier(3, 128);
 
     {
       float acc[64];
-      Partial partial;
       barrier_wait(&s.states_full, parity);
       wgmma_fence();
       start_with_state(acc, s.d_o, s.states);
@@ -724,26 +708,18 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
       settle(acc);
       arrive(&s.out_empty);
       {
-        const float* d =
-            reinterpret_cast<const float*>(&s.factors.outer[own.row / 2]) + own.row % 2;
-        finish_state_term(acc, {d[0], d[16]}, q, s.row_dots[0], own.again());
+        const auto again = own.again();
+        const float* d = reinterpret_cast<const float*>(&s.factors.outer[again.row / 2]);
+        finish_state_term(acc, d[again.row % 2], d[again.row % 2 + 16], q, s.row_dots[0], again);
       }
       wgmma_fence();
       start_with_square<0>(acc, s.dp, k);
       wgmma_commit();
-      if (takes) barrier_wait(&s.partial_full, parity);
-      partial.fetch(takes ? partial_sums(p, sub - 1, at.turn, 0) : nullptr, own.thread);
       wgmma_wait<0>();
       settle(acc);
-      partial.add_to(acc);
-      if (gives) {
-        barrier_wait(&s.partial_space, parity);
-        Partial::give(partial_sums(p, sub, at.turn, 0), acc, own.thread);
-      } else {
-        const float r[2] = {vectors.rq[own.row] * p.inverse_scale,
-                            vectors.rq[own.row + 8] * p.inverse_scale};
-        write_gradient_rows(p.d_q, acc, q, r, p.l2norm, s, at, own.again());
-      }
+      const auto again = own.again();
+      put_gradient_rows(acc, q, vectors.rq[again.row] * p.inverse_scale,
+                        vectors.rq[again.row + 8] * p.inverse_scale, p.l2norm, s, 1, again);
     }
 
     barrier_wait(&s.solved, parity);
@@ -754,14 +730,14 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
       wgmma_wait<0>();
       settle(dy_e);
       settle(kk);
-      write_n(dy_e, kk, s, vectors, own.again());
+      write_n(dy_e, kk, s, vectors, sums, own.again());
     }
+    sums.store(s, own.again());
     fence_async_proxy();
     named_barrier(3, 128);
 
     {
       float acc[64];
-      Partial partial;
       wgmma_fence();
       start_with_state(acc, s.d_v, s.states);
       wgmma_commit();
@@ -769,32 +745,29 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
       settle(acc);
       arrive(&s.states_empty);
       {
-        const float f0 = -exp2_approx(vectors.gate[own.row]) * vectors.rk[own.row];
-        const float f1 = -exp2_approx(vectors.gate[own.row + 8]) * vectors.rk[own.row + 8];
-        finish_state_term(acc, {f0, f1}, k, s.row_dots[1], own.again());
-        arrive(&s.sums_full);
+        const auto again = own.again();
+        finish_state_term(acc, -exp2_approx(vectors.gate[again.row]) * vectors.rk[again.row],
+                          -exp2_approx(vectors.gate[again.row + 8]) * vectors.rk[again.row + 8], k,
+                          s.row_dots[1], again);
+      }
+      arrive(&s.sums_full);
+      {
+        const auto again = own.again();
         const float* c =
-            reinterpret_cast<const float*>(&s.factors.inner[own.row / 2]) + own.row % 2;
-        start_exit_term(acc, s, {c[0] * c[2], c[16] * c[18]}, own.again());
+            reinterpret_cast<const float*>(&s.factors.inner[again.row / 2]) + again.row % 2;
+        start_exit_term(acc, s, {c[0] * c[2], c[16] * c[18]}, again);
       }
       start_with_square<1>(acc, s.dp, q);
       start_with_square<0>(acc, s.p, k);
       wgmma_commit();
-      partial.fetch(takes ? partial_sums(p, sub - 1, at.turn, 1) : nullptr, own.thread);
       wgmma_wait<1>();
       arrive(&s.e_empty);
       arrive(&s.solution_empty);
       wgmma_wait<0>();
       settle(acc);
-      partial.add_to(acc);
-      if (takes) arrive(&s.partial_taken);
-      if (gives) {
-        Partial::give(partial_sums(p, sub, at.turn, 1), acc, own.thread);
-        arrive(&s.partial_made);
-      } else {
-        const float r[2] = {vectors.rk[own.row], vectors.rk[own.row + 8]};
-        write_gradient_rows(p.d_k, acc, k, r, p.l2norm, s, at, own.again());
-      }
+      const auto again = own.again();
+      put_gradient_rows(acc, k, vectors.rk[again.row], vectors.rk[again.row + 8], p.l2norm, s, 0,
+                        again);
     }
     arrive(&s.keys_empty[stage]);
   });
@@ -805,7 +778,6 @@ __device__ __forceinline__ void backward_block(const BackwardParams& p, Backward
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   init_barriers(s);
   clear_tile(s.w);
-  clear_tile(s.dp);
   fence_async_proxy();
   __syncthreads();
   if (warpgroup == 0) {
@@ -813,9 +785,9 @@ __device__ __forceinline__ void backward_block(const BackwardParams& p, Backward
     if (warp == 0) {
       fill_chunks(p.walk, s);
     } else if (warp == 1) {
-      write_d_v(p, s);
+      write_d_v(p.walk, s);
     } else if (warp == 2) {
-      take_partials(p, s);
+      write_sums(p, s);
     } else {
       write_scalars(p, s);
     }

@@ -7,17 +7,15 @@
 
 namespace gdn::sm90 {
 
-inline constexpr int kPartialRing = 4;  // chunks a block may be ahead of the next of its group
-
 struct BackwardParams {
   WalkParams walk;  // v: d_o; o: d_v; initial_state: dfinal_state; final_state: dinitial_state
   cuda::ScalarView g;
   cuda::Activation activation;
-  cuda::ElementView d_q, d_k;  // [T, H, 128]
+  CUtensorMap d_q_map, d_k_map;  // [T, H, 128]
+  cuda::ElementView d_q, d_k;    // the same rows
   cuda::ScalarView d_g, d_beta;
-  float2* sums;           // [C, HV] this chunk's part of dA_log, ddt_bias; null: not wanted
-  uint4* partials;        // [lane groups, G - 1, kPartialRing, 2, 8, 128]
-  int* partial_counters;  // [lane groups, G - 1, 2]: 0 before the launch
+  float2* sums;       // [C, HV] this chunk's part of dA_log, ddt_bias; null: not wanted
+  int* row_counters;  // [lane groups, G - 1] sums of dq and dk written: 0 before the launch
   float inverse_scale;
   bool l2norm;
 };

@@ -10,7 +10,7 @@
 #include <algorithm>
 
 #include "backend/cuda/common/tables.h"
-#include "backend/cuda/sm90/backward_params.h"
+#include "backend/cuda/sm90/params.h"
 #include "base/memory.h"
 #include "gdn/problem.h"
 
@@ -71,7 +71,7 @@ struct PreparedLayout {
     PreparedLayout layout;
     BlockLayout block;
     const Grid grid = Grid::of(plan);
-    layout.num_flags = 2 * grid.blocks() + 2 * grid.lane_groups * (grid.group - 1);
+    layout.num_flags = 2 * grid.blocks() + grid.lane_groups * (grid.group - 1);
     layout.tiles = block.take(values * kRecordElements * 2);
     layout.gates = block.take(values * 2 * kChunkTokens * 4);
     layout.norms = block.take(plan.num_chunks * problem.heads_qk * 2 * kChunkTokens * 4);
@@ -81,8 +81,8 @@ struct PreparedLayout {
   }
 };
 
-// Counters of the partial sums follow the flags of the hand-overs.
-inline int64_t partial_counters_offset(const Problem& problem, const Plan& plan) {
+// Counters of the sums of dq and dk follow the flags of the hand-overs.
+inline int64_t row_counters_offset(const Problem& problem, const Plan& plan) {
   return PreparedLayout::of(problem, plan).flags + 2 * Grid::of(plan).blocks() * 4;
 }
 
@@ -92,18 +92,15 @@ inline int64_t hand_over_bytes(const Plan& plan) {
 
 // The hand-overs come first.
 struct BackwardScratch {
-  int64_t states = 0, e = 0, partials = 0, sums = 0, bytes = 0;
+  int64_t states = 0, e = 0, sums = 0, bytes = 0;
 
   static BackwardScratch of(const Problem& problem, const Plan& plan) {
     const int64_t values = plan.num_chunks * problem.heads_v;
-    const Grid grid = Grid::of(plan);
     BackwardScratch scratch;
     BlockLayout block;
     block.take(hand_over_bytes(plan));
     scratch.states = block.take(values * kDim * kDim * 2);
     scratch.e = block.take(values * kChunkTokens * kDim * 2);
-    scratch.partials = block.take(grid.lane_groups * (grid.group - 1) * kPartialRing * 2 *
-                                  kChunkTokens * kDim * 2);
     scratch.sums = block.take(problem.options.gate_in_kernel ? values * 8 : 0);
     scratch.bytes = block.bytes();
     return scratch;

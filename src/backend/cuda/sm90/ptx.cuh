@@ -28,6 +28,11 @@ using cuda::pack_bf16;
 using cuda::smem_address;
 
 __device__ __forceinline__ float2 unpack_bf16(uint32_t x) { return {bf16_low(x), bf16_high(x)}; }
+__device__ __forceinline__ uint32_t add_bf16(uint32_t a, uint32_t b) {
+  uint32_t sum;
+  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+  return sum;
+}
 __device__ __forceinline__ uint32_t pack_half(float a, float b) {
   const __half2 pair = __floats2half2_rn(a, b);
   return reinterpret_cast<const uint32_t&>(pair);
@@ -159,6 +164,20 @@ __device__ __forceinline__ void tensor_store(const CUtensorMap* map, const void*
       "r"(smem_address(src)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Adds to what is there, element by element, rounding to bf16.
+__device__ __forceinline__ void tensor_add(const CUtensorMap* map, const void* src, int c0, int c1,
+                                           int c2, int c3) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group "
+      "[%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+      "r"(smem_address(src)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// This thread's stores and additions are done, and visible to whoever synchronises with it.
+__device__ __forceinline__ void bulk_store_complete() {
+  asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async.global;" ::: "memory");
 }
 __device__ __forceinline__ void bulk_store_wait() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");

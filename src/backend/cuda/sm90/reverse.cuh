@@ -87,7 +87,8 @@ __device__ __forceinline__ void load_transposed(uint32_t (&x)[16], const bf16* t
 }
 
 // One chunk. Steps::entered(a) sees dS packed, while the first product runs; ready(d) waits for P,
-// the factors and dO, and sees dS^T K^T; decayed(state) gam_C dS; solved(d) U.
+// the factors and dO, and sees dS^T K^T; in_second() runs beside the second product; solved(d) sees
+// U, and so does after(d) beside the last product.
 template <typename Steps>
 __device__ __forceinline__ void reverse_step(float (&state)[64], float decay,
                                              const ReverseTiles& tiles, const StateLane& own,
@@ -111,7 +112,7 @@ __device__ __forceinline__ void reverse_step(float (&state)[64], float decay,
   load_transposed(from_o, tiles.d_o, own);
   wgmma_fence();
   start_square_product(d, from_o, descriptor(smem_address(tiles.p), kTileBytes), 2048);
-  steps.decayed(state);
+  steps.in_second();
   wgmma_wait<0>();
   settle(d);
   uint32_t b[16];
@@ -120,16 +121,21 @@ __device__ __forceinline__ void reverse_step(float (&state)[64], float decay,
     const float2 beta = *reinterpret_cast<const float2*>(&factors.inner[4 * j + own.pair].z);
     b[2 * j] = pack_bf16(beta.x * d[4 * j], beta.y * d[4 * j + 1]);
     b[2 * j + 1] = pack_bf16(beta.x * d[4 * j + 2], beta.y * d[4 * j + 3]);
+  }
+  wgmma_fence();
+  start_square_product(d, b, plain_descriptor(smem_address(tiles.w), 1024, 128), 2048);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
     const float2 f = *reinterpret_cast<const float2*>(&factors.outer[4 * j + own.pair].x);
     const float2 o0 = unpack_bf16(from_o[2 * j]), o1 = unpack_bf16(from_o[2 * j + 1]);
     from_o[2 * j] = pack_bf16(f.x * o0.x, f.y * o0.y);
     from_o[2 * j + 1] = pack_bf16(f.x * o1.x, f.y * o1.y);
   }
   wgmma_fence();
-  start_square_product(d, b, plain_descriptor(smem_address(tiles.w), 1024, 128), 2048);
   start_state_update(state, from_o, tiles.q);
   wgmma_wait<1>();
   settle(d);
+  steps.solved(d);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float2 f = *reinterpret_cast<const float2*>(&factors.outer[4 * j + own.pair].z);
@@ -138,7 +144,7 @@ __device__ __forceinline__ void reverse_step(float (&state)[64], float decay,
   }
   wgmma_fence();
   start_state_update(state, b, tiles.k);
-  steps.solved(d);
+  steps.after(d);
   wgmma_wait<0>();
   settle(state);
 }

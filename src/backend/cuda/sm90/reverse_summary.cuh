@@ -122,8 +122,9 @@ __device__ __forceinline__ void run_auxiliary(const WalkParams& p, ReverseShared
 struct SummarySteps {
   __device__ __forceinline__ void entered(const uint32_t (&)[32]) {}
   __device__ __forceinline__ void ready(const float (&)[32]) {}
-  __device__ __forceinline__ void decayed(const float (&)[64]) {}
+  __device__ __forceinline__ void in_second() {}
   __device__ __forceinline__ void solved(const float (&)[32]) {}
+  __device__ __forceinline__ void after(const float (&)[32]) {}
 };
 
 __device__ __forceinline__ void run_state(const WalkParams& p, ReverseShared& s, int half) {

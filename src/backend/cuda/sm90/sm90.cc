@@ -362,6 +362,8 @@ class CudaSm90Backend final : public Backend {
   // States again, then every gradient.
   static Status walk_backward(const StageArgs& args, const BackwardArgs& call, const void* entry) {
     const Problem& problem = args.problem;
+    GDN_RETURN_IF_ERROR(check_rows("dq", call.dq));
+    GDN_RETURN_IF_ERROR(check_rows("dk", call.dk));
     const BackwardScratch scratch = BackwardScratch::of(problem, args.plan);
     const ResidentTables tables = ResidentTables::of(args.plan);
     WalkParams states{};
@@ -387,14 +389,15 @@ class CudaSm90Backend final : public Backend {
     walk.e = states.e;
     p.g = cuda::scalar_view(args.in.g);
     p.activation = activation_of(problem, args.in);
+    GDN_RETURN_IF_ERROR(map_rows(call.dq, 2, &p.d_q_map));
+    GDN_RETURN_IF_ERROR(map_rows(call.dk, 2, &p.d_k_map));
     p.d_q = cuda::element_view(call.dq);
     p.d_k = cuda::element_view(call.dk);
     p.d_g = cuda::scalar_view(call.dg);
     p.d_beta = cuda::scalar_view(call.dbeta);
     const bool sums = problem.options.gate_in_kernel;
     p.sums = sums ? at<float2>(args.scratch, scratch.sums) : nullptr;
-    p.partials = at<uint4>(args.scratch, scratch.partials);
-    p.partial_counters = at<int>(args.prepared, partial_counters_offset(problem, args.plan));
+    p.row_counters = at<int>(args.prepared, row_counters_offset(problem, args.plan));
     const double scale = problem.scale();
     p.inverse_scale = scale != 0.0 ? static_cast<float>(1.0 / scale) : 0.0f;
     p.l2norm = problem.options.qk_l2norm;

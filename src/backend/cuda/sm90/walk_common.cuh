@@ -144,39 +144,48 @@ struct Decays {
   const float* column;  // key_j e^{G_end-G_j}, end the last token of j's 16-block
 };
 
-// For the 16 x 16 block of a warp's rows r0 .. and columns 16 j ..: row_i key_j e^{G_i-G_j} of
-// this thread's 8 accumulator entries, 0 above the diagonal. Below the diagonal blocks the decay
-// is a row factor times a column factor, each at most 1, that meet at the end of the column's
-// block.
-__device__ __forceinline__ void block_decays(float (&out)[8], const Decays& decays, int j, int warp,
-                                             int lane, float row0, float row1) {
-  const int r0 = 16 * warp + lane / 4, c2 = 2 * (lane % 4);
-  const float g0 = decays.gate[r0], g1 = decays.gate[r0 + 8];
-  if (j < warp) {
-    const float end = decays.gate[16 * j + 15];
-    const float f0 = row0 * exp2_approx(g0 - end), f1 = row1 * exp2_approx(g1 - end);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float2 c = *reinterpret_cast<const float2*>(&decays.column[16 * j + 8 * h + c2]);
-      out[4 * h] = f0 * c.x;
-      out[4 * h + 1] = f0 * c.y;
-      out[4 * h + 2] = f1 * c.x;
-      out[4 * h + 3] = f1 * c.y;
-    }
-    return;
-  }
+// Calls visit(j, w) for the four 16 x 16 blocks of a warp's 16 rows: w_i = row_i key_j e^{G_i-G_j}
+// of this thread's 8 accumulator entries of block j, 0 above the diagonal (kStrict: and on it).
+// Below the diagonal block the decay is a row factor times a column factor, each at most 1, that
+// meet at the end of the column's block. Without branches, so that the blocks overlap.
+template <bool kStrict, typename Visit>
+__device__ __forceinline__ void for_decays(const Decays& decays, float row0, float row1, int warp,
+                                           int lane, Visit&& visit) {
+  const int r0 = lane / 4, c2 = 2 * (lane % 4);  // within the warp's block
+  const float g0 = decays.gate[16 * warp + r0], g1 = decays.gate[16 * warp + r0 + 8];
+  float diagonal[8];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int c = 16 * j + 8 * h + c2;
-    const float2 g = *reinterpret_cast<const float2*>(&decays.gate[c]);
-    const float2 k = *reinterpret_cast<const float2*>(&decays.key[c]);
+    const int c = 8 * h + c2;
+    const float2 g = *reinterpret_cast<const float2*>(&decays.gate[16 * warp + c]);
+    const float2 k = *reinterpret_cast<const float2*>(&decays.key[16 * warp + c]);
     const auto entry = [](int row, int col, float gi, float gj, float f) {
-      return col <= row ? f * exp2_approx(gi - gj) : 0.0f;
+      return (kStrict ? col < row : col <= row) ? f * exp2_approx(gi - gj) : 0.0f;
     };
-    out[4 * h] = entry(r0, c, g0, g.x, row0 * k.x);
-    out[4 * h + 1] = entry(r0, c + 1, g0, g.y, row0 * k.y);
-    out[4 * h + 2] = entry(r0 + 8, c, g1, g.x, row1 * k.x);
-    out[4 * h + 3] = entry(r0 + 8, c + 1, g1, g.y, row1 * k.y);
+    diagonal[4 * h] = entry(r0, c, g0, g.x, row0 * k.x);
+    diagonal[4 * h + 1] = entry(r0, c + 1, g0, g.y, row0 * k.y);
+    diagonal[4 * h + 2] = entry(r0 + 8, c, g1, g.x, row1 * k.x);
+    diagonal[4 * h + 3] = entry(r0 + 8, c + 1, g1, g.y, row1 * k.y);
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    float w[8];
+    float f0 = 0.0f, f1 = 0.0f;
+    if (j < 3) {
+      const float end = decays.gate[16 * j + 15];
+      f0 = j < warp ? row0 * exp2_approx(g0 - end) : 0.0f;
+      f1 = j < warp ? row1 * exp2_approx(g1 - end) : 0.0f;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float2 c = {0.0f, 0.0f};
+      if (j < 3) c = *reinterpret_cast<const float2*>(&decays.column[16 * j + 8 * h + c2]);
+      w[4 * h] = j == warp ? diagonal[4 * h] : f0 * c.x;
+      w[4 * h + 1] = j == warp ? diagonal[4 * h + 1] : f0 * c.y;
+      w[4 * h + 2] = j == warp ? diagonal[4 * h + 2] : f1 * c.x;
+      w[4 * h + 3] = j == warp ? diagonal[4 * h + 3] : f1 * c.y;
+    }
+    visit(j, w);
   }
 }
 
@@ -191,17 +200,12 @@ __device__ __forceinline__ void put_block(bf16* tile, const float (&x)[8], int j
 // P from Q K^T in accumulator layout: entry (i, j) times rq_i key_j e^{G_i-G_j}, j <= i.
 __device__ __forceinline__ void write_p(const float (&qk)[32], bf16* tile, const float* rq,
                                         const Decays& decays, int warp, int lane) {
-  const float q0 = rq[16 * warp + lane / 4], q1 = rq[16 * warp + lane / 4 + 8];
+  const int row = 16 * warp + lane / 4;
+  for_decays<false>(decays, rq[row], rq[row + 8], warp, lane, [&](int j, float(&w)[8]) {
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    float x[8] = {};
-    if (j <= warp) {
-      block_decays(x, decays, j, warp, lane, q0, q1);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] *= qk[8 * j + i];
-    }
-    put_block(tile, x, j, warp, lane);
-  }
+    for (int i = 0; i < 8; ++i) w[i] *= qk[8 * j + i];
+    put_block(tile, w, j, warp, lane);
+  });
 }
 
 // Address of matrix (head, index) of a [HV, slots, 128, 128] table.
