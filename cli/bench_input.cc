@@ -33,8 +33,10 @@ void BenchInput::add_to(CLI::App& app) {
   shrink->excludes(app.get_option("--docs"));
   app.add_option("--proxy", proxies_,
                  "one rank of a workload over n ranks, without communication: \"G CP4 Z r3\"; "
-                 "layout C contiguous, Z zigzag, D zigzag per document; without rR every rank")
-      ->option_text("NAME ...");
+                 "layout C contiguous, Z zigzag, D zigzag per document; without rR every rank; may "
+                 "be repeated")
+      ->allow_extra_args(false)  // or it would take the workloads that follow
+      ->option_text("NAME");
   recipe_.add_to(app);
   operator_.add_to(app);
   app.add_flag("--both-norms", both_norms_,

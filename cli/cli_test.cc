@@ -245,11 +245,12 @@ TEST_F(CliTest, Bench) {
   EXPECT_EQ(fold["arms"][0]["why_no_time"], "nothing to fold");
 
   const Json ranks =
-      json("bench --proxy 'N CP4 D' 'M CP2 Z r1' --shrink 100 --dim 16 -n 1 --ops fwd");
-  ASSERT_EQ(ranks["rows"].size(), 5u);
-  EXPECT_EQ(ranks["rows"][3]["shape"], "N CP4 D r3 / 100");
-  EXPECT_EQ(ranks["rows"][4]["shape"], "M CP2 Z r1 / 100");
-  EXPECT_EQ(ranks["rows"][4]["tokens"], 164);
+      json("bench --proxy 'N CP4 D' --proxy 'M CP2 Z r1' --shrink 100 --dim 16 -n 1 --ops fwd N");
+  ASSERT_EQ(ranks["rows"].size(), 6u);
+  EXPECT_EQ(ranks["rows"][0]["shape"], "N / 100");
+  EXPECT_EQ(ranks["rows"][4]["shape"], "N CP4 D r3 / 100");
+  EXPECT_EQ(ranks["rows"][5]["shape"], "M CP2 Z r1 / 100");
+  EXPECT_EQ(ranks["rows"][5]["tokens"], 164);
 }
 
 TEST_F(CliTest, BenchOfAFile) {

@@ -79,6 +79,7 @@ class Bench : public Command {
                     "fwd, bwd, fwd+bwd, ckpt (2 forwards and a backward), or stages by name "
                     "[default: fwd,bwd,fwd+bwd]")
         ->delimiter(',')
+        ->allow_extra_args(false)
         ->option_text("NAME,...");
     sub->add_flag("--stages", stages_,
                   "each stage alone: " + fmt::format("{}", fmt::join(kStages, ", ")));
