@@ -253,6 +253,16 @@ TEST_F(CliTest, Bench) {
   EXPECT_EQ(ranks["rows"][5]["tokens"], 164);
 }
 
+TEST_F(CliTest, BenchGivesNoTimeToWrongOutputs) {
+  const Outcome outcome = gdn(fmt::format("bench {} -n 1 --ops fwd --bar 0 --json", kSmall));
+  EXPECT_EQ(outcome.code, 1) << outcome.err;
+  const Json arms = Json::parse(outcome.out)["rows"][0]["arms"];
+  ASSERT_EQ(arms.size(), 1u);
+  EXPECT_FALSE(arms[0].contains("ms"));
+  EXPECT_EQ(arms[0]["why_no_time"],
+            "fails the accuracy check: o, final_state, dq, dk, dv, dg, dbeta");
+}
+
 TEST_F(CliTest, BenchOfAFile) {
   ASSERT_EQ(gdn(fmt::format("make in.safetensors {} --norm", kSmall)).code, 0);
   const Json bench = json("bench in.safetensors -n 1 --ops fwd -o out.json --no-check");

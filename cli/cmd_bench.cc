@@ -92,6 +92,8 @@ class Bench : public Command {
     quick->excludes(sustained);
     sub->add_option("-n,--calls", calls_, "timed calls of a block, in place of the protocol's")
         ->check(at_least(1));
+    sub->add_option("--bar", bar_, "a tighter bar of rel-RMS than the tensors' own")
+        ->check(CLI::NonNegativeNumber);
     sub->add_flag("--no-check", no_check_, "no accuracy check; no time is claimed then");
     sub->add_flag("--json", json_, "as JSON, with every time");
     sub->add_option("-o,--output", output_, "also write the JSON to a file")->option_text("FILE");
@@ -256,9 +258,12 @@ class Bench : public Command {
     }));
     const Result<BatchResult> result = made->download(*machine_);
     if (!result) return result.status();
-    const auto checks = check_results(
-        *result, sample.reference, sample.batch.cu_seqlens,
-        [&](const std::string& tensor) { return bars(sample.batch.problem.operand, tensor); });
+    const auto checks = check_results(*result, sample.reference, sample.batch.cu_seqlens,
+                                      [&](const std::string& tensor) {
+                                        Bars bar = bars(sample.batch.problem.operand, tensor);
+                                        if (bar_) bar.rel_rms = std::min(bar.rel_rms, *bar_);
+                                        return bar;
+                                      });
     std::string text, failed;
     Json accuracy = Json::array();
     for (const TensorCheck& check : checks) {
@@ -447,6 +452,7 @@ class Bench : public Command {
   RunOptions run_options_;
   std::vector<std::string> operations_, backends_;
   std::string against_, output_, judge_;
+  std::optional<double> bar_;
   int calls_ = 0;
   bool stages_ = false, short_ = false, quick_ = false, sustained_ = false;
   bool no_check_ = false, json_ = false;

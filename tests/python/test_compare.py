@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -102,6 +103,48 @@ def test_rows(norm, capsys):
         assert "no forward alone" in named["broken"]["why_no_time"]
         assert ["groups" in a for a in row["arms"]] == [True] * 3 + [False] * 3
     assert "off: rel-RMS/max error o 2.0e-02" in capsys.readouterr().out
+
+
+STUB = """#!{python}
+import json, sys
+if sys.argv[2] == "--judge":
+    print(open(sys.argv[3]).read())
+else:
+    arm = dict(name="cpu", process=0, groups=[[1.0]])
+    print(json.dumps(dict(rows=[dict(shape="T", operation="fwd", arms=[arm, dict(arm, again=True)])])))
+"""
+
+
+@pytest.mark.parametrize("importable", [True, False])
+def test_the_whole_script(importable, tmp_path, monkeypatch):
+    gdn = tmp_path / "gdn"
+    gdn.write_text(STUB.format(python=sys.executable))
+    gdn.chmod(0o755)
+
+    def load_ours():
+        if not importable:
+            raise ImportError("no extension")
+        return right
+
+    class Clock(FakeClock):
+        power_cap = SimpleNamespace(why_not="a fake")
+
+    monkeypatch.setattr(compare, "import_peers", lambda folder: fake_peers())
+    monkeypatch.setattr(compare, "load_ours", load_ours)
+    monkeypatch.setattr(compare, "Clock", Clock)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(sys, "argv", ["compare.py", "T", "--peers", "x", "--gdn", str(gdn),
+                                      "--quick", "--ops", "fwd", "--arms", "ours,fla",
+                                      "-o", str(out)])
+    assert compare.main() == 0
+    report = json.loads(out.read_text())
+    assert report["protocol"].endswith("(reduced)") and report["power_cap"] == "a fake"
+    arms = [(a["name"], a["process"], "groups" in a) for a in report["rows"][0]["arms"]]
+    assert arms == ([("ours", 0, True), ("ours again", 0, True), ("fla", 0, True)]
+                    if importable else
+                    [("cpu", 1, True), ("cpu", 1, True), ("fla", 0, True), ("ours", 0, False)])
 
 
 def test_checked_documents():
