@@ -60,7 +60,8 @@ Status BenchInput::refuse_recipe_options(const std::string& file) const {
 }
 
 Status BenchInput::add_case(const std::string& name, const BatchSpec& whole,
-                            const bench::Proxy& where, std::vector<BenchCase>& out) const {
+                            const bench::Proxy& where, const std::string& of_ranks,
+                            std::vector<BenchCase>& out) const {
   const Result<Partition> partition =
       Partition::make(offsets(whole.documents), where.world_size, where.layout);
   if (!partition) return partition.status();
@@ -76,7 +77,8 @@ Status BenchInput::add_case(const std::string& name, const BatchSpec& whole,
     std::string key =
         fmt::format("{},{} {},{} {} {}", sample.heads_qk, sample.heads_v, sample.dim_k,
                     sample.dim_v, fmt::join(sample.documents, ","), norm);
-    out.push_back({name, *partition, rank, norm, std::move(key), std::move(sample), std::nullopt});
+    out.push_back(
+        {name, *partition, rank, of_ranks, norm, std::move(key), std::move(sample), std::nullopt});
   }
   return Status::ok();
 }
@@ -84,7 +86,7 @@ Status BenchInput::add_case(const std::string& name, const BatchSpec& whole,
 Status BenchInput::add_recipe(const std::string& name, const Result<BatchSpec>& spec,
                               std::vector<BenchCase>& out) const {
   GDN_RETURN_IF_ERROR(spec.status());
-  return add_case(name, *spec, {}, out);
+  return add_case(name, *spec, {}, "", out);
 }
 
 Status BenchInput::add_proxy(const std::string& name, std::vector<BenchCase>& out) const {
@@ -92,11 +94,12 @@ Status BenchInput::add_proxy(const std::string& name, std::vector<BenchCase>& ou
   GDN_RETURN_IF_ERROR(proxy.status());
   const Result<BatchSpec> spec = workload(proxy->workload, documents_.shrink);
   GDN_RETURN_IF_ERROR(spec.status());
+  const std::string of_ranks = proxy->rank ? "" : shrunk(bench::name_of(*proxy));
   for (int rank = 0; rank < proxy->world_size; ++rank) {
     if (proxy->rank && *proxy->rank != rank) continue;
     bench::Proxy single = *proxy;
     single.rank = rank;
-    GDN_RETURN_IF_ERROR(add_case(shrunk(bench::name_of(single)), *spec, single, out));
+    GDN_RETURN_IF_ERROR(add_case(shrunk(bench::name_of(single)), *spec, single, of_ranks, out));
   }
   return Status::ok();
 }
@@ -111,7 +114,7 @@ Status BenchInput::add_file(const std::string& path, std::vector<BenchCase>& out
     return {ErrorCode::kInvalidArgument, fmt::format("{}: nothing to time: no tokens", path)};
   }
   const bool norm = batch->problem.options.qk_l2norm;
-  out.push_back({path, *partition, 0, norm, path, {}, std::move(*batch)});
+  out.push_back({path, *partition, 0, "", norm, path, {}, std::move(*batch)});
   return Status::ok();
 }
 

@@ -15,6 +15,7 @@ struct BenchCase {
   std::string name;  // "M", "M / 4", "docs 3,4", "G CP4 Z r3", "x.safetensors"
   Partition partition;
   int rank = 0;
+  std::string of_ranks;  // "G CP4 Z" where it is one of all ranks of that name
   bool norm = false;
   std::string key;              // equal where the samples are
   BatchSpec recipe;             // of the sample: 2,048 rows (see bench::sample_documents)
@@ -30,7 +31,7 @@ class BenchInput {
  private:
   Status refuse_recipe_options(const std::string& file) const;
   Status add_case(const std::string& name, const BatchSpec& whole, const bench::Proxy& where,
-                  std::vector<BenchCase>& out) const;
+                  const std::string& of_ranks, std::vector<BenchCase>& out) const;
   Status add_recipe(const std::string& name, const Result<BatchSpec>& spec,
                     std::vector<BenchCase>& out) const;
   Status add_proxy(const std::string& name, std::vector<BenchCase>& out) const;

@@ -65,9 +65,12 @@ std::string rate(double per_second) {
   return fmt::format("{:.1f}", per_second);
 }
 
+const char* norm_of(const Json& row) {
+  return row.at("norm").get<bool>() ? "norm inside" : "pre-norm";
+}
+
 std::string label_of(const Json& row) {
-  return fmt::format("{} {}", row.at("shape").get<std::string>(),
-                     row.at("norm").get<bool>() ? "norm inside" : "pre-norm");
+  return fmt::format("{} {}", row.at("shape").get<std::string>(), norm_of(row));
 }
 
 std::string note_of(const Json& arm) {
@@ -119,6 +122,33 @@ std::string table_of(const Json& report) {
     }
   }
   return format_table(cells, 3, true);
+}
+
+std::string slowest_ranks(const Json& report) {
+  struct Slowest {
+    double ms = 0;
+    std::string row;
+  };
+  std::vector<std::pair<std::string, Slowest>> found;  // in the order of the rows
+  for (const Json& row : report.at("rows")) {
+    if (!row.contains("of_ranks")) continue;
+    for (const Json& arm : row.at("arms")) {
+      if (!has_time(arm)) continue;
+      const std::string key =
+          fmt::format("{} {} {}, {}", row.at("of_ranks").get<std::string>(), norm_of(row),
+                      row.at("operation").get<std::string>(), arm.at("name").get<std::string>());
+      auto at = std::find_if(found.begin(), found.end(),
+                             [&](const auto& entry) { return entry.first == key; });
+      if (at == found.end()) at = found.insert(found.end(), {key, {}});
+      const double ms = arm.at("ms");
+      if (ms > at->second.ms) at->second = {ms, row.at("shape")};
+    }
+  }
+  std::string text;
+  for (const auto& [key, slowest] : found) {
+    text += fmt::format("{}: slowest {:.3f} ms, {}\n", key, slowest.ms, slowest.row);
+  }
+  return text;
 }
 
 std::string line_of(const Json& row) {

@@ -3,6 +3,7 @@
 //
 // {"device": "...", "protocol": "...", "power_cap": "read by NVML" | why not,
 //  "rows": [{"shape": "M", "norm": false, "operation": "fwd", "tokens": 32768,
+//            "of_ranks": "G CP4 Z"       optional: the row is one of all ranks of this name
 //            "arms": [{"name": "cuda-sm90a", "process": 0,
 //                      "groups": [[ms, ...], ...]  one list per group, in the order taken
 //                      "power_readings": 320, "capped": 0,      optional, as are the rest
@@ -29,6 +30,8 @@ Json json_of(const bench::Samples& samples);
 Status judge(Json& report);
 // Of a judged report.
 std::string table_of(const Json& report);
+// Of a judged report: for each partition with a row per rank its slowest, a line each; or nothing.
+std::string slowest_ranks(const Json& report);
 // One row in one line: "M pre-norm fwd: cuda-sm90a 0.534, cuda-portable 1.435 ms"
 std::string line_of(const Json& row);
 

@@ -316,6 +316,15 @@ TEST_F(CliTest, BenchJudgesTimesFromElsewhere) {
   }
   EXPECT_EQ(arms[2]["first_over_this"], 0.25);
   EXPECT_FALSE(arms[7].contains("ms"));
+  std::ofstream(path("ranks.json"))
+      << R"({"rows": [{"shape": "G CP2 Z r0", "of_ranks": "G CP2 Z", "norm": false, "tokens": 9,
+                       "operation": "fwd", "arms": [{"name": "ours", "groups": [[2]]}]},
+                      {"shape": "G CP2 Z r1", "of_ranks": "G CP2 Z", "norm": false, "tokens": 9,
+                       "operation": "fwd", "arms": [{"name": "ours", "groups": [[3]]}]}]})";
+  const Outcome ranks = gdn("bench --judge ranks.json");
+  EXPECT_NE(ranks.out.find("G CP2 Z pre-norm fwd, ours: slowest 3.000 ms, G CP2 Z r1"),
+            std::string::npos)
+      << ranks.out;
   const Outcome table = gdn("bench --judge times.json");
   EXPECT_EQ(table.code, 0) << table.err;
   for (const char* words : {"M norm inside", "not claimed: measured in another process",

@@ -369,6 +369,7 @@ class Bench : public Command {
              {"tokens", p.tokens},
              {"operation", bench::to_string(operation)},
              {"arms", Json::array()}};
+    if (!one.of_ranks.empty()) row["of_ranks"] = one.of_ranks;
     std::vector<std::function<Status()>> calls;
     std::vector<size_t> timed;
     for (const Runner& runner : runners) {
@@ -422,7 +423,7 @@ class Bench : public Command {
       print_json(report_);
     } else {
       print_line("");
-      print_line(table_of(report_));
+      print_line(table_of(report_) + slowest_ranks(report_));
       print_line(report_.value("protocol", ""));
     }
     return failed_ ? kCheckFailed : kSuccess;
