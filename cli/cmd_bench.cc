@@ -370,7 +370,7 @@ class Bench : public Command {
              {"operation", bench::to_string(operation)},
              {"arms", Json::array()}};
     if (!one.of_ranks.empty()) row["of_ranks"] = one.of_ranks;
-    std::vector<std::function<Status()>> calls;
+    std::vector<bench::TimedCall> calls;
     std::vector<size_t> timed;
     for (const Runner& runner : runners) {
       Json arm{{"name", runner.named.name}, {"process", 0}};
@@ -379,7 +379,10 @@ class Bench : public Command {
       if (runner.named.again && !why_not.empty()) continue;  // as the arm before it
       if (why_not.empty()) {
         timed.push_back(row["arms"].size());
-        calls.emplace_back([&runner, operation] { return runner.arm->call(operation); });
+        calls.push_back({[&runner, operation] { return runner.arm->call(operation); }, {}});
+        if (bench::is_stage(operation)) {
+          calls.back().before = [&runner, operation] { return runner.arm->before(operation); };
+        }
       } else {
         arm["why_no_time"] = why_not;
       }

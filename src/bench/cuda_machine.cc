@@ -66,13 +66,14 @@ class CudaMachine : public Machine {
                  "a copy from the device");
   }
 
-  Result<Time> time(const std::function<Status()>& call) override {
+  Result<Time> time(const TimedCall& call) override {
+    if (call.before) GDN_RETURN_IF_ERROR(call.before());
     fill_value_ ^= 1;
     GDN_RETURN_IF_ERROR(check(
         cudaMemsetAsync(fill_.owner.get(), fill_value_, static_cast<size_t>(kFillBytes)), "fill"));
     GDN_RETURN_IF_ERROR(check(cudaDeviceSynchronize(), "before a timed call"));
     GDN_RETURN_IF_ERROR(check(cudaEventRecord(begin_), "an event"));
-    GDN_RETURN_IF_ERROR(call());
+    GDN_RETURN_IF_ERROR(call.run());
     GDN_RETURN_IF_ERROR(check(cudaEventRecord(end_), "an event"));
     Time time;
     time.capped = power_cap_.held();  // read while the device works

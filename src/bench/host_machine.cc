@@ -31,9 +31,10 @@ class HostMachine : public Machine {
     return upload(to, from, bytes);
   }
 
-  Result<Time> time(const std::function<Status()>& call) override {
+  Result<Time> time(const TimedCall& call) override {
+    if (call.before) GDN_RETURN_IF_ERROR(call.before());
     const auto start = std::chrono::steady_clock::now();
-    GDN_RETURN_IF_ERROR(call());
+    GDN_RETURN_IF_ERROR(call.run());
     const std::chrono::duration<double, std::milli> spent =
         std::chrono::steady_clock::now() - start;
     return Time{spent.count(), std::nullopt};

@@ -11,9 +11,10 @@ namespace {
 // The functions of the C ABI that an arm calls, by name.
 #define GDN_BENCH_FUNCTIONS(F)                                                               \
   F(gdn_last_error)                                                                          \
-  F(gdn_partition_create) F(gdn_partition_destroy) F(gdn_communicator_create_single)         \
-      F(gdn_communicator_destroy) F(gdn_context_create) F(gdn_context_destroy)               \
-          F(gdn_context_backend) F(gdn_context_resident_bytes) F(gdn_context_upload)         \
+  F(gdn_partition_create)                                                                    \
+  F(gdn_partition_destroy) F(gdn_communicator_create_single) F(gdn_communicator_destroy)     \
+      F(gdn_context_create) F(gdn_context_destroy) F(gdn_context_backend)                    \
+          F(gdn_context_resident_bytes) F(gdn_context_upload)                                \
               F(gdn_context_forward_workspace_bytes) F(gdn_context_backward_workspace_bytes) \
                   F(gdn_context_saved_bytes) F(gdn_forward) F(gdn_backward)
 

@@ -18,6 +18,11 @@ struct Storage {
   Memory memory() const { return {owner.get(), bytes}; }
 };
 
+struct TimedCall {
+  std::function<Status()> run;
+  std::function<Status()> before = {};  // where given: comes first, before the caches are made cold
+};
+
 class Machine {
  public:
   struct Time {
@@ -36,7 +41,7 @@ class Machine {
   virtual Status download(void* to, const void* from, int64_t bytes) = 0;
 
   // The time of one call, which enqueues (on hosts: runs) its work on the default stream.
-  virtual Result<Time> time(const std::function<Status()>& call) = 0;
+  virtual Result<Time> time(const TimedCall& call) = 0;
   // Runs a call to its end without timing it.
   virtual Status complete(const std::function<Status()>& call) = 0;
   virtual void idle(double seconds) = 0;

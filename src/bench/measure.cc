@@ -3,7 +3,7 @@
 namespace gdn::bench {
 
 Result<std::vector<Samples>> measure(Machine& machine, const Protocol& protocol,
-                                     std::span<const std::function<Status()>> calls,
+                                     std::span<const TimedCall> calls,
                                      const std::function<void()>& after_block) {
   std::vector<Samples> samples(calls.size());
   for (Samples& s : samples) {

@@ -12,7 +12,7 @@ namespace gdn::bench {
 
 // One Samples per call, in their order. `after_block`, where given, is called after each block.
 Result<std::vector<Samples>> measure(Machine& machine, const Protocol& protocol,
-                                     std::span<const std::function<Status()>> calls,
+                                     std::span<const TimedCall> calls,
                                      const std::function<void()>& after_block = {});
 
 }  // namespace gdn::bench

@@ -16,8 +16,9 @@ class FakeMachine : public Machine {
   Result<Storage> allocate(int64_t) override { return Storage{}; }
   Status upload(void*, const void*, int64_t) override { return Status::ok(); }
   Status download(void*, const void*, int64_t) override { return Status::ok(); }
-  Result<Time> time(const std::function<Status()>& call) override {
-    GDN_RETURN_IF_ERROR(call());
+  Result<Time> time(const TimedCall& call) override {
+    if (call.before) GDN_RETURN_IF_ERROR(call.before());
+    GDN_RETURN_IF_ERROR(call.run());
     ++calls;
     return Time{next, capped};
   }
@@ -32,14 +33,17 @@ class FakeMachine : public Machine {
 TEST(Measure, EveryCallOfTheProtocolAndNoMore) {
   FakeMachine machine;
   std::string order;
-  const std::function<Status()> calls[] = {
-      [&] { return order += 'a', machine.next = 1, machine.capped = false, Status::ok(); },
-      [&] { return order += 'b', machine.next = 2, machine.capped = true, Status::ok(); }};
+  int prepared = 0;
+  const TimedCall calls[] = {
+      {[&] { return order += 'a', machine.next = 1, machine.capped = false, Status::ok(); }},
+      {[&] { return order += 'b', machine.next = 2, machine.capped = true, Status::ok(); },
+       [&] { return ++prepared, Status::ok(); }}};
   int blocks = 0;
   const auto samples = measure(machine, {"x", 2, 1, 1, 2, 0.5}, calls, [&] { ++blocks; });
   ASSERT_TRUE(samples) << samples.status().message();
   EXPECT_EQ(order, "aaabbbbbbaaabbbaaaaaabbb");
   EXPECT_EQ(blocks, 8);
+  EXPECT_EQ(prepared, 12) << "before every call of the second arm";
   EXPECT_EQ(machine.idled, 4.0);
   ASSERT_EQ(samples->size(), 2u);
   for (int arm = 0; arm < 2; ++arm) {
@@ -53,8 +57,8 @@ TEST(Measure, EveryCallOfTheProtocolAndNoMore) {
 
 TEST(Measure, StopsAtTheFirstError) {
   FakeMachine machine;
-  const std::function<Status()> calls[] = {
-      [&] { return machine.calls < 3 ? Status::ok() : Status(ErrorCode::kDevice, "gone"); }};
+  const TimedCall calls[] = {
+      {[&] { return machine.calls < 3 ? Status::ok() : Status(ErrorCode::kDevice, "gone"); }}};
   const auto samples = measure(machine, short_protocol(), calls);
   ASSERT_FALSE(samples);
   EXPECT_EQ(samples.status().message(), "gone");

@@ -65,6 +65,18 @@ class OwnArm final : public Arm {
     }
     return Status::ok();
   }
+  Status before(Operation operation) override {
+    switch (operation) {
+      case Operation::kSummarize:
+      case Operation::kRun:
+        return context_.backend().prepare(forward_stage_);
+      case Operation::kSummarizeBackward:
+      case Operation::kRunBackward:
+        return context_.backend().prepare(backward_stage_);
+      default:
+        return Status::ok();
+    }
+  }
 
  protected:
   Status forward(bool keep) override {
