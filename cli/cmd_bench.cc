@@ -1,137 +1,471 @@
-// gdn bench: times of forward and of forward with backward on one rank of this machine's CPU.
+// gdn bench: times of backends, of their stages and of other builds, by the protocol of
+// docs/benchmarks.md: accuracy first, then times, then which of them may be claimed.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
 
-#include "base/thread_pool.h"
-#include "command.h"
-#include "input.h"
+#include "bench/arm.h"
+#include "bench/measure.h"
+#include "bench_input.h"
+#include "bench_report.h"
+#include "check/run_batch.h"
+#include "check/tensor_check.h"
+#include "io/file.h"
 #include "progress.h"
-#include "timing.h"
 
 namespace gdn::cli {
 namespace {
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t n = values.size();
-  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
+using bench::Arm;
+using bench::ArmOptions;
+using bench::Case;
+using bench::Machine;
+using bench::Operation;
+using bench::Protocol;
 
-struct Figure {
+// On hosts, where a call may take seconds and no clock is held down: a smaller default.
+Protocol host_protocol() { return {"host", 1, 2, 1, 5, 0}; }
+
+const std::vector<std::string> kStages = {
+    "prepare", "summarize", "fold", "run", "summarize_backward", "fold_backward", "run_backward"};
+
+struct NamedArm {
   std::string name;
-  double seconds = 0, fastest = 0, slowest = 0;
-  double gflops = 0, tokens_per_second = 0;
+  ArmOptions options;
+  bool again = false;
 };
 
-Figure figure(const std::string& name, const std::vector<double>& seconds, double flop,
-              int64_t tokens) {
-  const double middle = median(seconds);
-  return {name,
-          middle,
-          *std::min_element(seconds.begin(), seconds.end()),
-          *std::max_element(seconds.begin(), seconds.end()),
-          flop / middle * 1e-9,
-          static_cast<double>(tokens) / middle};
+std::vector<std::string> split_names(const std::string& text) {
+  std::vector<std::string> names(1);
+  for (char c : text) {
+    if (c == ',') {
+      names.emplace_back();
+    } else {
+      names.back() += c;
+    }
+  }
+  return names;
 }
+
+// A sample's operands in host memory, what they should give, and how each arm did on them.
+struct Sample {
+  Batch batch;
+  BatchResult reference;
+  std::map<std::string, std::string> failures;  // by arm; empty: passed
+};
 
 class Bench : public Command {
  public:
   CLI::App* add_to(CLI::App& app) override {
     auto* sub = app.add_subcommand(
         "bench",
-        "Time forward and forward+backward on one rank of the CPU. GFLOP/s counts the matrix "
-        "products of 64-token chunks (20 and 62 times 2*64^3 per chunk and head at K=V=128)");
-    input_.add_to(*sub, true);
+        "Time backends on one device: accuracy first, then times with a cold L2 in palindromic "
+        "order, with the first arm twice to show the noise. FLOP/s counts the matrix products of "
+        "64-token chunks (20 forward and 42 backward times 2*64^3 per chunk and head at K=V=128)");
+    input_.add_to(*sub);
     engine_.add_to(*sub);
+    sub->get_option("--backend")
+        ->description("one or several, apart by ',' [default: the fastest that takes it]");
+    sub->add_option("--against", against_,
+                    "another build's libgdn_c.so as a further arm, with the first backend")
+        ->option_text("FILE");
     sub->option_defaults()->group("Options");
-    sub->add_option("-n,--repetitions", repetitions_,
-                    "timed calls of each kind, after one that is not counted; the median is shown "
-                    "[default: 5]")
+    sub->add_option("--ops", operations_,
+                    "fwd, bwd, fwd+bwd, ckpt (2 forwards and a backward), or stages by name "
+                    "[default: fwd,bwd,fwd+bwd]")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->option_text("NAME,...");
+    sub->add_flag("--stages", stages_,
+                  "each stage alone: " + fmt::format("{}", fmt::join(kStages, ", ")));
+    auto* brief = sub->add_flag("--short", short_,
+                                "2 runs of 8 groups of 2 blocks of 5 + 20 calls [default on GPUs]");
+    auto* quick = sub->add_flag("--quick", quick_, "2 groups: for daily work");
+    auto* sustained = sub->add_flag("--sustained", sustained_,
+                                    "3 groups of 2 blocks of 5 s idle and 20 + 300 calls");
+    brief->excludes(quick)->excludes(sustained);
+    quick->excludes(sustained);
+    sub->add_option("-n,--calls", calls_, "timed calls of a block, in place of the protocol's")
         ->check(at_least(1));
+    sub->add_option("--bar", bar_, "a tighter bar of rel-RMS than the tensors' own")
+        ->check(CLI::NonNegativeNumber);
+    sub->add_flag("--no-check", no_check_, "no accuracy check; no time is claimed then");
     sub->add_flag("--json", json_, "as JSON, with every time");
+    sub->add_option("-o,--output", output_, "also write the JSON to a file")->option_text("FILE");
+    sub->add_option("--judge", judge_,
+                    "print the table of such a file instead, judged by the same rules")
+        ->option_text("FILE");
     return sub;
   }
 
   Result<int> run() override {
-    RunOptions options;
-    GDN_RETURN_IF_ERROR(engine_.apply(options));
-    const Result<Batch> batch = input_.load();
-    if (!batch) return batch.status();
-    const int64_t tokens = batch->cu_seqlens.back();
-    if (tokens == 0) return Status{ErrorCode::kInvalidArgument, "nothing to time: no tokens"};
-    const bool training = batch->d_o.present() || batch->dfinal_state.present();
-    const Result<Timing> timing = [&] {
-      Progress progress("timing", (repetitions_ + 1) * (training ? 2 : 1));
-      int calls = 0;
-      return time_batch(*batch, options.context, repetitions_, options.keep_saved, [&] {
-        if (calls++ > 0) progress.advance();
-      });
-    }();
-    if (!timing) return timing.status();
-    const Problem& p = batch->problem;
-    const auto chunk_heads = static_cast<double>(timing->chunk_heads);
-    std::vector<Figure> figures{figure("forward", timing->forward_seconds,
-                                       chunk_heads * forward_flop(p.dim_k, p.dim_v), tokens)};
-    if (training) {
-      figures.push_back(figure("forward+backward", timing->training_seconds,
-                               chunk_heads * training_flop(p.dim_k, p.dim_v), tokens));
+    if (!judge_.empty()) return judge_file();
+    std::vector<Operation> operations;
+    GDN_RETURN_IF_ERROR(parse_operations(operations));
+    GDN_RETURN_IF_ERROR(engine_.apply(run_options_));
+    Result<std::vector<BenchCase>> cases = input_.cases();
+    if (!cases) return cases.status();
+    GDN_RETURN_IF_ERROR(choose_machine());
+    protocol_ = choose_protocol();
+
+    report_ = {{"device", machine_->description()},
+               {"protocol", bench::describe(protocol_)},
+               {"reduced", protocol_.reduced()},
+               {"power_cap", machine_->why_no_power_cap().empty() ? "read by NVML"
+                                                                  : machine_->why_no_power_cap()},
+               {"checked", no_check_ ? "no" : kCheckedOn},
+               {"rows", Json::array()}};
+    say(header());
+    for (BenchCase& one : *cases) {
+      const Status status = time_case(one, operations);
+      if (!status && !report_["rows"].empty()) GDN_RETURN_IF_ERROR(print_report().status());
+      GDN_RETURN_IF_ERROR(status);
     }
-    if (json_) {
-      print_json(json_of(*batch, *timing, figures));
-      return kSuccess;
-    }
-    print_line(fmt::format("{}: {}", input_.name(), summary(*batch)));
-    print_line(
-        fmt::format("{}, {} threads, median of {}", timing->backend, num_threads(), repetitions_));
-    std::vector<std::vector<std::string>> cells{
-        {"", "ms", "fastest", "slowest", "GFLOP/s", "tokens/s"}};
-    for (const Figure& f : figures) {
-      cells.push_back({f.name, fmt::format("{:.2f}", f.seconds * 1e3),
-                       fmt::format("{:.2f}", f.fastest * 1e3),
-                       fmt::format("{:.2f}", f.slowest * 1e3), fmt::format("{:.1f}", f.gflops),
-                       fmt::format("{:.0f}", f.tokens_per_second)});
-    }
-    print_line(format_table(cells));
-    const auto per_token = [&](int64_t bytes) {
-      return static_cast<double>(bytes) / static_cast<double>(tokens) / 1024;
-    };
-    print_line(
-        fmt::format("KiB per token: saved {:.2f}, forward workspace {:.2f}, backward "
-                    "workspace {:.2f}",
-                    per_token(timing->saved_bytes), per_token(timing->forward_workspace_bytes),
-                    per_token(timing->backward_workspace_bytes)));
-    return kSuccess;
+    return print_report();
   }
 
  private:
-  Json json_of(const Batch& batch, const Timing& timing, const std::vector<Figure>& figures) const {
-    Json list = Json::array();
-    for (const Figure& f : figures) {
-      const auto& all = f.name == "forward" ? timing.forward_seconds : timing.training_seconds;
-      list.push_back({{"name", f.name},
-                      {"median_seconds", f.seconds},
-                      {"gflops", f.gflops},
-                      {"tokens_per_second", f.tokens_per_second},
-                      {"seconds", all}});
-    }
-    return {{"input", input_.name()},
-            {"problem", summary(batch)},
-            {"tokens", batch.cu_seqlens.back()},
-            {"chunk_heads", timing.chunk_heads},
-            {"backend", timing.backend},
-            {"threads", num_threads()},
-            {"repetitions", repetitions_},
-            {"figures", list},
-            {"saved_bytes", timing.saved_bytes},
-            {"forward_workspace_bytes", timing.forward_workspace_bytes},
-            {"backward_workspace_bytes", timing.backward_workspace_bytes}};
+  static constexpr const char* kCheckedOn =
+      "all heads of documents of 1200, 800 and 48 tokens (shorter packs and files: their own) "
+      "against the fp64 recurrence";
+
+  std::string header() const {
+    return fmt::format("{}\n{}; power cap: {}\naccuracy: {}", machine_->description(),
+                       bench::describe(protocol_), report_["power_cap"].get<std::string>(),
+                       no_check_ ? "not checked" : kCheckedOn);
+  }
+  void say(const std::string& text) const {
+    if (json_) return;
+    print_line(text);
+    std::fflush(stdout);  // seen even where the program is ended by a time limit
   }
 
-  Input input_;
+  Status parse_operations(std::vector<Operation>& operations) {
+    std::vector<std::string> names = operations_;
+    if (stages_) names.insert(names.end(), kStages.begin(), kStages.end());
+    if (names.empty()) names = {"fwd", "bwd", "fwd+bwd"};
+    for (const std::string& name : names) {
+      const Result<Operation> operation = bench::parse_operation(name);
+      if (!operation) return operation.status();
+      operations.push_back(*operation);
+    }
+    return Status::ok();
+  }
+
+  Protocol choose_protocol() const {
+    Protocol protocol = short_       ? bench::short_protocol()
+                        : quick_     ? bench::quick_protocol()
+                        : sustained_ ? bench::sustained_protocol()
+                        : machine_->device().kind == Device::Kind::kCpu ? host_protocol()
+                                                                        : bench::short_protocol();
+    if (calls_ > 0 && calls_ != protocol.timed) {
+      protocol.timed = calls_;
+      protocol.name = "shortened";
+    }
+    return protocol;
+  }
+
+  // The device of the backends named; without a name the GPU, where there is one.
+  Status choose_machine() {
+    std::string names = engine_.backend;
+    if (names.empty()) {
+      if (const char* forced = std::getenv("GDN_BACKEND")) names = forced;
+    }
+    backends_ = split_names(names);
+    std::optional<Device::Kind> kind;
+    for (const std::string& name : backends_) {
+      if (name.empty()) continue;
+      const auto list = backends();
+      const auto found = std::find_if(list.begin(), list.end(),
+                                      [&](const Backend* b) { return name == b->name(); });
+      if (found == list.end()) return pick_backend({}, name).status();  // lists the names
+      if (kind && *kind != (*found)->device_kind()) {
+        return {ErrorCode::kInvalidArgument,
+                fmt::format("--backend {}: expected backends of one device", names)};
+      }
+      kind = (*found)->device_kind();
+    }
+    if (kind != Device::Kind::kCpu) {
+      Result<std::unique_ptr<Machine>> cuda = bench::make_cuda_machine();
+      if (cuda) {
+        machine_ = std::move(*cuda);
+        return Status::ok();
+      }
+      if (kind) return cuda.status();
+    }
+    machine_ = bench::make_host_machine();
+    return Status::ok();
+  }
+
+  std::vector<NamedArm> arms_of(const std::string& first) const {
+    std::vector<NamedArm> arms;
+    ArmOptions options{run_options_.context, run_options_.keep_saved, ""};
+    for (const std::string& name : backends_) {
+      options.context.backend = name;
+      arms.push_back({name.empty() ? first : name, options, false});
+      if (arms.size() == 1) arms.push_back({arms[0].name + " again", options, true});
+    }
+    if (!against_.empty()) {
+      options.context.backend = arms[0].options.context.backend;
+      options.library = against_;
+      arms.push_back({fmt::format("{} of {}", arms[0].name, against_), options, false});
+    }
+    return arms;
+  }
+
+  // The sample of a case, made once for all cases that share it.
+  Result<Sample*> sample_of(BenchCase& one) {
+    const auto found = samples_.find(one.key);
+    if (found != samples_.end()) return &found->second;
+    Sample sample;
+    if (one.loaded) {
+      sample.batch = std::move(*one.loaded);
+    } else {
+      const Progress progress("making");
+      Result<Batch> made = make_batch(one.recipe);
+      if (!made) return made.status();
+      sample.batch = std::move(*made);
+    }
+    if (!no_check_) {
+      const Progress progress("computing the reference");
+      RunOptions exact;
+      exact.context.backend = "reference";
+      Result<BatchResult> reference = run_batch(widen(sample.batch), exact);
+      if (!reference) return reference.status();
+      sample.reference = std::move(*reference);
+    }
+    return &samples_.emplace(one.key, std::move(sample)).first->second;
+  }
+
+  // Why the arm gets no time; empty where its outputs on the sample are right.
+  Result<std::string> check_arm(Sample& sample, const NamedArm& arm) {
+    if (no_check_) return std::string();
+    const auto known = sample.failures.find(arm.name);
+    if (known != sample.failures.end()) return known->second;
+    const auto partition = Partition::make(sample.batch.cu_seqlens, 1, Layout::kContiguous);
+    if (!partition) return partition.status();
+    Result<Case> made = Case::make(*machine_, *partition, 0, sample.batch, true);
+    if (!made) return made.status();
+    Result<std::unique_ptr<Arm>> running = bench::make_arm(*machine_, *made, arm.options);
+    if (!running) return running.status();
+    GDN_RETURN_IF_ERROR(machine_->complete([&] {
+      return (*running)->call(made->training ? Operation::kForwardBackward : Operation::kForward);
+    }));
+    const Result<BatchResult> result = made->download(*machine_);
+    if (!result) return result.status();
+    const auto checks = check_results(*result, sample.reference, sample.batch.cu_seqlens,
+                                      [&](const std::string& tensor) {
+                                        Bars bar = bars(sample.batch.problem.operand, tensor);
+                                        if (bar_) bar.rel_rms = std::min(bar.rel_rms, *bar_);
+                                        return bar;
+                                      });
+    std::string text, failed;
+    Json accuracy = Json::array();
+    for (const TensorCheck& check : checks) {
+      text += fmt::format(" {} {:.2e}", check.tensor, check.accuracy.rel_rms);
+      if (!check.passed) failed += (failed.empty() ? "" : ", ") + check.tensor;
+      accuracy.push_back({{"tensor", check.tensor},
+                          {"rel_rms", check.accuracy.rel_rms},
+                          {"max_error", check.accuracy.max_error},
+                          {"worst_head_rel_rms", check.accuracy.worst_head_rms},
+                          {"worst_document_rel_rms", check.accuracy.worst_document_rms},
+                          {"passed", check.passed}});
+    }
+    say(fmt::format("{}, {}: rel-RMS{}{}", summary(sample.batch), arm.name, text,
+                    failed.empty() ? "" : "; FAILED: " + failed));
+    report_["accuracy"].push_back(
+        {{"arm", arm.name}, {"problem", summary(sample.batch)}, {"tensors", accuracy}});
+    failed_ |= !failed.empty();
+    return sample.failures[arm.name] = failed.empty() ? "" : "fails the accuracy check: " + failed;
+  }
+
+  // One arm of a case: running, or why not.
+  struct Runner {
+    NamedArm named;
+    std::unique_ptr<Arm> arm;
+    std::string why_not;
+  };
+
+  Status time_case(BenchCase& one, const std::vector<Operation>& operations) {
+    Result<Sample*> found = sample_of(one);
+    if (!found) return found.status();
+    Sample& sample = **found;
+    Result<Case> what = Case::make(*machine_, one.partition, one.rank, sample.batch, false);
+    if (!what) return what.status();
+    std::vector<Runner> runners;
+    GDN_RETURN_IF_ERROR(make_runners(*what, sample, runners));
+    say_bytes(one, *what, runners);
+    for (Operation operation : operations) {
+      if (bench::needs_backward(operation) && !what->training) continue;
+      GDN_RETURN_IF_ERROR(add_row(one, *what, operation, runners));
+    }
+    return Status::ok();
+  }
+
+  Status make_runners(const Case& what, Sample& sample, std::vector<Runner>& runners) {
+    std::string first;
+    if (backends_[0].empty()) {
+      const Result<const Backend*> picked = pick_backend(what.problem);
+      if (!picked) return picked.status();
+      first = (*picked)->name();
+    }
+    for (const NamedArm& named : arms_of(first)) {
+      Runner runner{named, nullptr, ""};
+      Result<std::unique_ptr<Arm>> made = bench::make_arm(*machine_, what, named.options);
+      if (made) {
+        runner.arm = std::move(*made);
+        // A twin is the code of the arm before it.
+        const Result<std::string> failure =
+            named.again ? Result<std::string>(runners.back().why_not) : check_arm(sample, named);
+        if (!failure) return failure.status();
+        runner.why_not = *failure;
+      } else if (runners.empty() || made.status().code() != ErrorCode::kUnsupported) {
+        return made.status();
+      } else {
+        runner.why_not = made.status().message();
+      }
+      if (runner.why_not.empty()) {  // fills the saved set and the tables that stages start from
+        GDN_RETURN_IF_ERROR(machine_->complete([&] {
+          return runner.arm->call(what.training ? Operation::kForwardBackward
+                                                : Operation::kForward);
+        }));
+      }
+      runners.push_back(std::move(runner));
+    }
+    return Status::ok();
+  }
+
+  void say_bytes(const BenchCase& one, const Case& what, const std::vector<Runner>& runners) {
+    const double kib = 1.0 / 1024 / static_cast<double>(what.problem.tokens);
+    for (const Runner& runner : runners) {
+      if (runner.arm == nullptr || runner.named.again) continue;
+      const bench::ArmFacts& facts = runner.arm->facts();
+      say(fmt::format(
+          "{}: {} tokens, {}: {}KiB/token: saved {:.2f}, workspace {:.1f} forward, {:.1f} backward",
+          one.name, what.problem.tokens, runner.named.name,
+          facts.segments < 0 ? "" : fmt::format("{} segments; ", facts.segments),
+          static_cast<double>(facts.saved_bytes) * kib,
+          static_cast<double>(facts.forward_workspace_bytes) * kib,
+          static_cast<double>(facts.backward_workspace_bytes) * kib));
+    }
+  }
+
+  Status add_row(const BenchCase& one, const Case& what, Operation operation,
+                 std::vector<Runner>& runners) {
+    int64_t chunks = 0;
+    for (const Fragment& f : one.partition.fragments(one.rank)) {
+      chunks += (f.length + kChunk - 1) / kChunk;
+    }
+    const Problem& p = what.problem;
+    const double flop = bench::products_flop(operation, chunks * p.heads_v, p.dim_k, p.dim_v);
+    Json row{{"shape", one.name},
+             {"norm", one.norm},
+             {"gates", one.loaded ? "of the file" : one.recipe.gates},
+             {"tokens", p.tokens},
+             {"operation", bench::to_string(operation)},
+             {"arms", Json::array()}};
+    if (!one.of_ranks.empty()) row["of_ranks"] = one.of_ranks;
+    std::vector<bench::TimedCall> calls;
+    std::vector<size_t> timed;
+    for (const Runner& runner : runners) {
+      Json arm{{"name", runner.named.name}, {"process", 0}};
+      std::string why_not = runner.why_not;
+      if (why_not.empty()) why_not = runner.arm->offers(operation).message();
+      if (runner.named.again && !why_not.empty()) continue;  // as the arm before it
+      if (why_not.empty()) {
+        timed.push_back(row["arms"].size());
+        calls.push_back({[&runner, operation] { return runner.arm->call(operation); }, {}});
+        if (bench::is_stage(operation)) {
+          calls.back().before = [&runner, operation] { return runner.arm->before(operation); };
+        }
+      } else {
+        arm["why_no_time"] = why_not;
+      }
+      if (runner.named.again) arm["again"] = true;
+      if (no_check_) arm["unchecked"] = true;
+      if (flop > 0) arm["flop"] = flop;
+      if (runner.arm != nullptr) {
+        const bench::ArmFacts& facts = runner.arm->facts();
+        arm["backend"] = facts.backend;
+        if (facts.segments >= 0) arm["segments"] = facts.segments;
+        arm["saved_bytes"] = facts.saved_bytes;
+        arm["forward_workspace_bytes"] = facts.forward_workspace_bytes;
+        arm["backward_workspace_bytes"] = facts.backward_workspace_bytes;
+      }
+      row["arms"].push_back(std::move(arm));
+    }
+    if (!calls.empty()) {
+      Progress progress("timing",
+                        2 * protocol_.runs * protocol_.groups * static_cast<int64_t>(calls.size()));
+      const auto samples = bench::measure(*machine_, protocol_, calls, [&] { progress.advance(); });
+      if (!samples) return samples.status();
+      for (size_t i = 0; i < timed.size(); ++i) {
+        row["arms"][timed[i]].update(json_of((*samples)[i]));
+      }
+    }
+    report_["rows"].push_back(std::move(row));
+    GDN_RETURN_IF_ERROR(judge(report_));
+    say(line_of(report_["rows"].back()));
+    return Status::ok();
+  }
+
+  Result<int> print_report() {
+    if (!output_.empty()) {
+      Result<AtomicFile> file = AtomicFile::create(output_);
+      if (!file) return file.status();
+      const std::string text = report_.dump(1) + "\n";
+      GDN_RETURN_IF_ERROR(file->write(std::as_bytes(std::span(text))));
+      GDN_RETURN_IF_ERROR(file->commit());
+    }
+    if (json_) {
+      print_json(report_);
+    } else {
+      print_line("");
+      print_line(table_of(report_) + slowest_ranks(report_));
+      print_line(report_.value("protocol", ""));
+    }
+    return failed_ ? kCheckFailed : kSuccess;
+  }
+
+  Result<int> judge_file() {
+    std::ifstream file(judge_);
+    if (!file) return Status{ErrorCode::kIo, fmt::format("{}: cannot open", judge_)};
+    report_ = Json::parse(file, nullptr, false);
+    if (report_.is_discarded()) {
+      return Status{ErrorCode::kInvalidArgument, fmt::format("{}: expected JSON", judge_)};
+    }
+    const Status status = judge(report_);
+    if (!status) {
+      return Status{ErrorCode::kInvalidArgument, fmt::format("{}: {}", judge_, status.message())};
+    }
+    for (const char* name : {"device", "power_cap", "checked"}) {
+      if (report_.contains(name) && report_[name].is_string()) {
+        say(fmt::format("{}: {}", name, report_[name].get<std::string>()));
+      }
+    }
+    return print_report();
+  }
+
+  BenchInput input_;
   EngineOptions engine_;
-  int repetitions_ = 5;
-  bool json_ = false;
+  RunOptions run_options_;
+  std::vector<std::string> operations_, backends_;
+  std::string against_, output_, judge_;
+  std::optional<double> bar_;
+  int calls_ = 0;
+  bool stages_ = false, short_ = false, quick_ = false, sustained_ = false;
+  bool no_check_ = false, json_ = false;
+
+  std::unique_ptr<Machine> machine_;
+  Protocol protocol_;
+  std::map<std::string, Sample> samples_;
+  Json report_;
+  bool failed_ = false;
 };
 
 }  // namespace

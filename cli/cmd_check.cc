@@ -2,11 +2,9 @@
 // against one rank; a row per tensor, exit status 1 where a bar is missed.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
-#include <cstring>
 
-#include "check/accuracy.h"
+#include "check/tensor_check.h"
 #include "command.h"
 #include "input.h"
 #include "progress.h"
@@ -14,55 +12,15 @@
 namespace gdn::cli {
 namespace {
 
-struct Row {
-  std::string tensor;
-  Accuracy accuracy;
-  Bars bars;
-  bool passed = false;
-  bool bitwise = false;
-};
-
-bool same_bits(const HostTensor& a, const HostTensor& b) {
-  return a.buffer.bytes() == b.buffer.bytes() &&
-         (a.buffer.bytes() == 0 ||
-          std::memcmp(a.view.data, b.view.data, static_cast<size_t>(a.buffer.bytes())) == 0);
-}
-
-// bar: of each tensor by name.
-template <typename BarOf>
-std::vector<Row> compare_all(const BatchResult& result, const BatchResult& reference,
-                             const Batch& batch, const BarOf& bar) {
-  std::vector<int64_t> documents(batch.cu_seqlens.size());
-  for (size_t i = 0; i < documents.size(); ++i) documents[i] = static_cast<int64_t>(i);
-  std::vector<Row> rows;
-  for (const ResultTensor& output : kResultTensors) {
-    const HostTensor& x = result.*output.member;
-    const HostTensor& ref = reference.*output.member;
-    if (!x.present() && !ref.present()) continue;
-    std::span<const int64_t> parts;
-    if (output.rows == ResultTensor::Rows::kTokens) parts = batch.cu_seqlens;
-    if (output.rows == ResultTensor::Rows::kDocuments) parts = documents;
-    Row row{output.name, compare(x.view, ref.view, output.head_axis, parts), bar(output.name),
-            false, same_bits(x, ref)};
-    row.passed = passes(row.accuracy, row.bars);
-    rows.push_back(std::move(row));
-  }
-  return rows;
-}
-
-bool all_passed(const std::vector<Row>& rows) {
-  return std::all_of(rows.begin(), rows.end(), [](const Row& row) { return row.passed; });
-}
-
 std::string worst(int64_t index, double rms) {
   return index < 0 ? "-" : fmt::format("{:.2e} (#{})", rms, index);
 }
 
-std::string text_of(const std::vector<Row>& rows, bool bitwise) {
+std::string text_of(const std::vector<TensorCheck>& rows, bool bitwise) {
   std::vector<std::vector<std::string>> cells{{"tensor", "rel-RMS", "max error", "worst head",
                                                "worst document", "bar", "max bar",
                                                bitwise ? "bits" : "", ""}};
-  for (const Row& row : rows) {
+  for (const TensorCheck& row : rows) {
     const Accuracy& a = row.accuracy;
     cells.push_back(
         {row.tensor, fmt::format("{:.2e}", a.rel_rms), fmt::format("{:.2e}", a.max_error),
@@ -76,9 +34,9 @@ std::string text_of(const std::vector<Row>& rows, bool bitwise) {
   return format_table(cells);
 }
 
-Json json_of(const std::vector<Row>& rows) {
+Json json_of(const std::vector<TensorCheck>& rows) {
   Json out = Json::array();
-  for (const Row& row : rows) {
+  for (const TensorCheck& row : rows) {
     const Accuracy& a = row.accuracy;
     out.push_back({{"tensor", row.tensor},
                    {"passed", row.passed},
@@ -147,13 +105,14 @@ class Check : public Command {
     if (!reference) return reference.status();
     progress.advance();
     const DType operand = batch->problem.operand;
-    const std::vector<Row> rows = compare_all(*result, *reference, *batch, [&](const char* tensor) {
-      Bars bar = bars(operand, tensor);
-      bar.rel_rms = bar_.value_or(bar.rel_rms);
-      return bar;
-    });
+    const std::vector<TensorCheck> rows =
+        check_results(*result, *reference, batch->cu_seqlens, [&](const std::string& tensor) {
+          Bars bar = bars(operand, tensor);
+          bar.rel_rms = bar_.value_or(bar.rel_rms);
+          return bar;
+        });
 
-    std::vector<Row> one;
+    std::vector<TensorCheck> one;
     if (one_rank_) {
       RunOptions single = options;
       single.world_size = 1;
@@ -162,7 +121,7 @@ class Check : public Command {
       single.context.backend = result->backend;
       const Result<BatchResult> alone = run_batch(*batch, single);
       if (!alone) return alone.status();
-      one = compare_all(*result, *alone, *batch, [&](const char* tensor) {
+      one = check_results(*result, *alone, batch->cu_seqlens, [&](const std::string& tensor) {
         Bars bar = bars(operand, tensor);
         // Of each other, bf16: 1e-3 on the same chunk grid, 5e-3 where it moved (docs/accuracy.md).
         if (operand == DType::kBFloat16) bar.rel_rms = cuts_on_chunks(*partition) ? 1e-3 : 5e-3;

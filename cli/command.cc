@@ -6,7 +6,8 @@
 
 namespace gdn::cli {
 
-std::string format_table(const std::vector<std::vector<std::string>>& rows) {
+std::string format_table(const std::vector<std::vector<std::string>>& rows, size_t left,
+                         bool remark) {
   std::vector<size_t> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
@@ -16,11 +17,10 @@ std::string format_table(const std::vector<std::vector<std::string>>& rows) {
   for (const auto& row : rows) {
     std::string line;
     for (size_t i = 0; i < row.size(); ++i) {
-      if (i == 0) {
-        line += fmt::format("{:<{}}", row[i], widths[i]);
-      } else {
-        line += fmt::format("  {:>{}}", row[i], widths[i]);
-      }
+      const bool to_left = i < left || (remark && i + 1 == row.size());
+      line += i == 0 ? "" : "  ";
+      line += to_left ? fmt::format("{:<{}}", row[i], widths[i])
+                      : fmt::format("{:>{}}", row[i], widths[i]);
     }
     line.erase(line.find_last_not_of(' ') + 1);
     out += line + "\n";

@@ -36,8 +36,10 @@ std::unique_ptr<Command> make_run();
 std::unique_ptr<Command> make_check();
 std::unique_ptr<Command> make_bench();
 
-// Rows of equal length; columns are aligned, all but the first to the right.
-std::string format_table(const std::vector<std::vector<std::string>>& rows);
+// Rows of equal length; columns are aligned, to the right but for the first `left` and the last
+// where it is a remark.
+std::string format_table(const std::vector<std::vector<std::string>>& rows, size_t left = 1,
+                         bool remark = false);
 
 void print_line(const std::string& text);
 void print_json(const Json& json);

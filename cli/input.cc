@@ -7,6 +7,25 @@
 
 namespace gdn::cli {
 
+Result<Batch> load_file(const std::string& path, const RecipeOptions& recipe,
+                        const OperatorOptions& op) {
+  LoadOptions options;
+  options.backward = !recipe.forward_only;
+  op.apply(options);
+  if (!recipe.dtype.empty()) {
+    const Result<DType> dtype = parse_dtype(recipe.dtype);
+    if (!dtype) return dtype.status();
+    options.operand = *dtype;
+  }
+  const Progress progress("reading " + path);
+  Result<LoadedBatch> loaded = load_batch(path, options);
+  if (!loaded) return loaded.status();
+  if (!loaded->ignored.empty()) {
+    print_note(fmt::format("{}: ignored {}", path, fmt::join(loaded->ignored, ", ")));
+  }
+  return std::move(loaded->batch);
+}
+
 void Input::add_to(CLI::App& app, bool with_recipe) {
   with_recipe_ = with_recipe;
   auto* file = app.add_option(
@@ -45,21 +64,7 @@ Result<Batch> Input::load() const {
     const Progress progress("making");
     return make_batch(*spec);
   }
-  LoadOptions options;
-  options.backward = !recipe_.forward_only;
-  operator_.apply(options);
-  if (!recipe_.dtype.empty()) {
-    const Result<DType> dtype = parse_dtype(recipe_.dtype);
-    if (!dtype) return dtype.status();
-    options.operand = *dtype;
-  }
-  const Progress progress("reading " + path_);
-  Result<LoadedBatch> loaded = load_batch(path_, options);
-  if (!loaded) return loaded.status();
-  if (!loaded->ignored.empty()) {
-    print_note(fmt::format("{}: ignored {}", path_, fmt::join(loaded->ignored, ", ")));
-  }
-  return std::move(loaded->batch);
+  return load_file(path_, recipe_, operator_);
 }
 
 std::string Input::name() const {

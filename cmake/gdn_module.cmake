@@ -3,7 +3,10 @@
 #                                                   target and label "sanitized" unless HOST_ONLY
 #                                                   (spawns programs) or LABELS long; with LABELS
 #                                                   threaded also of target and label "threaded"
-# gdn_library()                                     target gdn: all modules so far in one archive
+# gdn_carry(TARGET)                                 with GDN_STATIC: the target's folder is all that
+#                                                   another machine needs beside libc
+# gdn_library()                                     target gdn: all modules so far in one archive; target
+#                                                   gdn_c: the same as a shared object, the C ABI alone
 
 set(GDN_WARNINGS $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wno-unused-parameter>)
 if(GDN_DEV)
@@ -35,6 +38,20 @@ function(gdn_module name)
   target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE ${GDN_FMT})
   gdn_flags(${name})
   set_property(GLOBAL APPEND PROPERTY GDN_MODULES ${name})
+endfunction()
+
+function(gdn_carry target)
+  if(NOT GDN_STATIC)
+    return()
+  endif()
+  target_link_options(${target} PRIVATE -static-libstdc++ -static-libgcc)
+  get_target_property(kind hwy::hwy TYPE)
+  if(NOT kind STREQUAL "STATIC_LIBRARY")  # Debian has it as a shared object alone
+    set_target_properties(${target} PROPERTIES BUILD_RPATH "$ORIGIN" INSTALL_RPATH "$ORIGIN")
+    add_custom_command(TARGET ${target} POST_BUILD
+      COMMAND ${CMAKE_COMMAND} -E copy $<TARGET_SONAME_FILE:hwy::hwy> $<TARGET_FILE_DIR:${target}>
+      VERBATIM)
+  endif()
 endfunction()
 
 function(gdn_test name)
@@ -78,4 +95,14 @@ function(gdn_library)
     target_link_libraries(gdn PUBLIC CUDA::cudart_static)
   endif()
   set_target_properties(gdn PROPERTIES LINKER_LANGUAGE CXX)
+
+  add_library(gdn_c SHARED ${objects})
+  target_link_libraries(gdn_c PRIVATE Threads::Threads hwy::hwy)
+  if(GDN_CUDA)
+    target_link_libraries(gdn_c PRIVATE CUDA::cudart_static)
+  endif()
+  set_target_properties(gdn_c PROPERTIES LINKER_LANGUAGE CXX EXCLUDE_FROM_ALL ON)
+  target_link_options(gdn_c PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/gdn_c.map)
+  gdn_flags(gdn_c)
+  gdn_carry(gdn_c)
 endfunction()

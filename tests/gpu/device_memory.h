@@ -1,4 +1,4 @@
-// Device buffers for tests and benchmarks.
+// Device buffers for tests.
 #pragma once
 
 #include <cuda_runtime.h>

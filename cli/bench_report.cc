@@ -1,0 +1,164 @@
+#include "bench_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace gdn::cli {
+namespace {
+
+using bench::Samples;
+
+Samples samples_of(const Json& arm) {
+  Samples samples;
+  samples.groups = arm.at("groups").get<std::vector<std::vector<double>>>();
+  samples.power_readings = arm.value("power_readings", int64_t{0});
+  samples.capped = arm.value("capped", int64_t{0});
+  return samples;
+}
+
+bool has_time(const Json& arm) { return arm.contains("groups"); }
+
+void judge_arm(Json& arm, const Samples& samples, const Json& base, const Samples& base_samples,
+               const Json& pair, const Samples& pair_samples) {
+  const auto process = [](const Json& one) { return one.value("process", 0); };
+  const bench::PairedRatio ratio = bench::paired_ratio(base_samples, samples);
+  std::string why_not =
+      bench::why_not_claimed(samples, pair_samples, process(arm) == process(pair));
+  if (arm.value("unchecked", false) || base.value("unchecked", false)) {
+    why_not += (why_not.empty() ? "" : "; ") + std::string("accuracy not checked");
+  }
+  arm["ms"] = bench::value_ms(samples);
+  arm["first_over_this"] = ratio.ratio;
+  arm["spread"] = bench::paired_ratio(samples, pair_samples).spread;
+  arm["drift"] = bench::drift(samples);
+  arm["capped_share"] = bench::capped_share(samples);
+  arm["claimed"] = why_not.empty();
+  arm["why_not_claimed"] = why_not;
+}
+
+// The first arm is held against its own twin where there is one, all others against the first.
+void judge_row(Json& row) {
+  Json& arms = row.at("arms");
+  const auto base = std::find_if(arms.begin(), arms.end(), has_time);
+  if (base == arms.end()) return;
+  const Samples base_samples = samples_of(*base);
+  auto twin = std::find_if(arms.begin(), arms.end(), [](const Json& arm) {
+    return has_time(arm) && arm.value("again", false);
+  });
+  if (twin == arms.end()) twin = base;
+  const Samples twin_samples = samples_of(*twin);
+  for (auto arm = arms.begin(); arm != arms.end(); ++arm) {
+    if (!has_time(*arm)) continue;
+    const bool first = arm == base;
+    judge_arm(*arm, samples_of(*arm), *base, base_samples, first ? *twin : *base,
+              first ? twin_samples : base_samples);
+  }
+}
+
+// 1.234e11 as "123.4 G", 1.234e14 as "123.4 T".
+std::string rate(double per_second) {
+  for (const auto& [unit, name] :
+       {std::pair{1e12, " T"}, std::pair{1e9, " G"}, std::pair{1e6, " M"}, std::pair{1e3, " k"}}) {
+    if (per_second >= unit) return fmt::format("{:.1f}{}", per_second / unit, name);
+  }
+  return fmt::format("{:.1f}", per_second);
+}
+
+const char* norm_of(const Json& row) {
+  return row.at("norm").get<bool>() ? "norm inside" : "pre-norm";
+}
+
+std::string label_of(const Json& row) {
+  return fmt::format("{} {}", row.at("shape").get<std::string>(), norm_of(row));
+}
+
+std::string note_of(const Json& arm) {
+  const std::string why_not = arm.at("why_not_claimed");
+  return why_not.empty() ? "" : "not claimed: " + why_not;
+}
+
+}  // namespace
+
+Json json_of(const Samples& samples) {
+  return {{"groups", samples.groups},
+          {"power_readings", samples.power_readings},
+          {"capped", samples.capped}};
+}
+
+Status judge(Json& report) {
+  try {
+    for (Json& row : report.at("rows")) judge_row(row);
+  } catch (const Json::exception& error) {
+    return {ErrorCode::kInvalidArgument, error.what()};
+  }
+  return Status::ok();
+}
+
+std::string table_of(const Json& report) {
+  std::vector<std::vector<std::string>> cells{
+      {"row", "operation", "arm", "ms", "first/this", "drift", "FLOP/s", "tokens/s", ""}};
+  std::string last;
+  for (const Json& row : report.at("rows")) {
+    const std::string label = label_of(row);
+    std::string operation = row.at("operation");
+    for (const Json& arm : row.at("arms")) {
+      std::vector<std::string> line{label == last ? "" : label, operation, arm.at("name")};
+      last = label;
+      operation.clear();
+      if (has_time(arm)) {
+        const double seconds = arm.at("ms").get<double>() / 1e3;
+        line.push_back(fmt::format("{:.3f}", 1e3 * seconds));
+        line.push_back(fmt::format("{:.3f}", arm.at("first_over_this").get<double>()));
+        line.push_back(fmt::format("{:.1f} %", 100 * arm.at("drift").get<double>()));
+        const double flop = arm.value("flop", 0.0);
+        line.push_back(flop > 0 ? rate(flop / seconds) : "");
+        line.push_back(rate(row.at("tokens").get<double>() / seconds));
+        line.push_back(note_of(arm));
+      } else {
+        line.insert(line.end(), {"-", "", "", "", "", arm.value("why_no_time", "")});
+      }
+      cells.push_back(std::move(line));
+    }
+  }
+  return format_table(cells, 3, true);
+}
+
+std::string slowest_ranks(const Json& report) {
+  struct Slowest {
+    double ms = 0;
+    std::string row;
+  };
+  std::vector<std::pair<std::string, Slowest>> found;  // in the order of the rows
+  for (const Json& row : report.at("rows")) {
+    if (!row.contains("of_ranks")) continue;
+    for (const Json& arm : row.at("arms")) {
+      if (!has_time(arm)) continue;
+      const std::string key =
+          fmt::format("{} {} {}, {}", row.at("of_ranks").get<std::string>(), norm_of(row),
+                      row.at("operation").get<std::string>(), arm.at("name").get<std::string>());
+      auto at = std::find_if(found.begin(), found.end(),
+                             [&](const auto& entry) { return entry.first == key; });
+      if (at == found.end()) at = found.insert(found.end(), {key, {}});
+      const double ms = arm.at("ms");
+      if (ms > at->second.ms) at->second = {ms, row.at("shape")};
+    }
+  }
+  std::string text;
+  for (const auto& [key, slowest] : found) {
+    text += fmt::format("{}: slowest {:.3f} ms, {}\n", key, slowest.ms, slowest.row);
+  }
+  return text;
+}
+
+std::string line_of(const Json& row) {
+  std::string text = fmt::format("{} {}:", label_of(row), row.at("operation").get<std::string>());
+  for (const Json& arm : row.at("arms")) {
+    text += fmt::format(" {} {}{}", arm.at("name").get<std::string>(),
+                        has_time(arm) ? fmt::format("{:.3f}", arm.at("ms").get<double>()) : "-",
+                        &arm == &row.at("arms").back() ? " ms" : ",");
+  }
+  return text;
+}
+
+}  // namespace gdn::cli
