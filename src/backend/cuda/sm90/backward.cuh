@@ -48,14 +48,16 @@ struct BackwardShared {
   float column_beta[kChunkTokens];       // factors.column beta
   float value_dots[2][8][kChunkTokens];  // per state warp: U . E, E . (dS^T k)
   float row_dots[2][kChunkTokens];       // q . dq and k . dk of their terms with S
-  float pair_rows[kChunkTokens];         // of dP o Q K^T + N o K K^T without diagonals
-  float pair_columns[4][kChunkTokens];
+  float pair_rows[2][kChunkTokens];      // of dP o Q K^T without its diagonal, of N o K K^T
+  float pair_columns[2][4][kChunkTokens];
   float through[8];  // <gam_C dS, S>, per state warp
   uint64_t keys_full[2], keys_empty[2];
   uint64_t out_full, out_empty;  // d_o, W
   uint64_t e_full, e_empty;
   uint64_t states_full, states_empty;
   uint64_t p_ready;                // P and the factors; short rows are zero
+  uint64_t n_ready;                // N + N^T
+  uint64_t squares_empty;          // P and N have been read
   uint64_t solved;                 // d_v and dS are written
   uint64_t solution_empty;         // and may be written again: gradients
   uint64_t d_v_empty;              // and: copy
@@ -78,11 +80,13 @@ __device__ __forceinline__ void init_barriers(BackwardShared& s) {
     barrier_init(empty, kState + kGradient);
   }
   barrier_init(&s.p_ready, kGradient);
+  barrier_init(&s.n_ready, kGradient);
+  barrier_init(&s.squares_empty, kGradient);
   barrier_init(&s.solved, kState);
   barrier_init(&s.solution_empty, kGradient);
   barrier_init(&s.d_v_empty, 1);
   barrier_init(&s.dots_full, kState);
-  barrier_init(&s.sums_full, kGradient);
+  barrier_init(&s.sums_full, 2 * kGradient);
   barrier_init(&s.sums_empty, 1);
   barrier_init(&s.rows_full, kGradient);
   barrier_init(&s.rows_empty, 1);
@@ -250,8 +254,8 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
       const int t = 2 * lane + x;
       float columns = 0.0f;
 #pragma unroll
-      for (int w = 0; w < 4; ++w) columns += s.pair_columns[w][t];
-      pairs[x] = s.pair_rows[t] - columns;
+      for (int w = 0; w < 4; ++w) columns += s.pair_columns[0][w][t] + s.pair_columns[1][w][t];
+      pairs[x] = s.pair_rows[0][t] + s.pair_rows[1][t] - columns;
       reads[x] = s.row_dots[0][t] + s.row_dots[1][t];
       d_beta[x] = writes[x] = 0.0f;
 #pragma unroll
@@ -295,6 +299,108 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
     }
     if (lane == 0) p.sums[at.record * p.walk.heads_v + at.value_head] = sum;
   });
+}
+
+// ---- Squares: P, dP, N
+// Where a thread of a warpgroup has its accumulators.
+struct GradientLane {
+  int thread, lane, warp;
+  int row;  // rows `row` and `row + 8` of every accumulator
+
+  __device__ __forceinline__ GradientLane(int of_warpgroup, int uniform_warp)
+      : thread(of_warpgroup),
+        lane(of_warpgroup % 32),
+        warp(uniform_warp),
+        row(16 * uniform_warp + lane / 4) {}
+  // The same, with addresses made anew.
+  __device__ __forceinline__ GradientLane again() const {
+    int index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return {index % 128, warp};
+  }
+};
+
+// Sums of pair products over rows and columns. Both take the same products, so a pair's share of
+// one is its share of the other.
+struct PairSums {
+  float rows[2] = {0.0f, 0.0f};
+  float columns[16] = {};
+
+  // Entry i of a thread's 8 of block j.
+  __device__ __forceinline__ void add(int j, int i, float x, float y) {
+    rows[(i / 2) % 2] += x * y;
+    columns[4 * j + 2 * (i / 4) + i % 2] += x * y;
+  }
+  __device__ __forceinline__ void store(BackwardShared& s, int which, const GradientLane& own) {
+    const float first = quad_sum(rows[0]), second = quad_sum(rows[1]);
+    if (own.lane % 4 == 0) {
+      s.pair_rows[which][own.row] = first;
+      s.pair_rows[which][own.row + 8] = second;
+    }
+    int column;
+    const float2 sums = sum_rows(columns, own.lane, column);
+    *reinterpret_cast<float2*>(&s.pair_columns[which][own.warp][column]) = sums;
+  }
+};
+
+// Whether entry i of a thread's 8 of a diagonal block is on the diagonal.
+__device__ __forceinline__ bool on_diagonal(int i, int lane) {
+  return i / 4 == (i / 2) % 2 && lane / 4 == 2 * (lane % 4) + i % 2;
+}
+
+// dP from dO E^T, and its pairs with Q K^T.
+__device__ __forceinline__ void write_dp(const float (&out_e)[32], const float (&qk)[32],
+                                         BackwardShared& s, const ReverseVectors& vectors,
+                                         PairSums& sums, const GradientLane& own) {
+  const Decays decays{vectors.gate, s.key_beta, s.column_beta};
+  for_decays<false>(decays, vectors.rq[own.row], vectors.rq[own.row + 8], own.warp, own.lane,
+                    [&](int j, float(&x)[8]) {
+#pragma unroll
+                      for (int i = 0; i < 8; ++i) {
+                        x[i] *= out_e[8 * j + i];
+                        const bool self = j == own.warp && on_diagonal(i, own.lane);
+                        sums.add(j, i, x[i], self ? 0.0f : qk[8 * j + i]);
+                      }
+                      put_block(s.dp, x, j, own.warp, own.lane);
+                    });
+}
+
+// N + N^T from dY E^T, and the pairs of N with K K^T.
+__device__ __forceinline__ void write_n(const float (&dy_e)[32], const float (&kk)[32],
+                                        BackwardShared& s, const ReverseVectors& vectors,
+                                        PairSums& sums, const GradientLane& own) {
+  const Decays decays{vectors.gate, s.key_beta, s.column_beta};
+  const uint32_t tile = smem_address(s.p);
+  const uint32_t across = tile_address(tile, own.lane % 8 + 8 * (own.lane / 16),
+                                       16 * own.warp + 8 * (own.lane / 8 % 2));
+  for_decays<true>(decays, -vectors.rk[own.row], -vectors.rk[own.row + 8], own.warp, own.lane,
+                   [&](int j, const float(&w)[8]) {
+                     float x[8];
+#pragma unroll
+                     for (int i = 0; i < 8; ++i) {
+                       x[i] = w[i] * dy_e[8 * j + i];
+                       sums.add(j, i, x[i], kk[8 * j + i]);
+                     }
+                     // 8 x 8 matrices (row half, column half): 0 (0, 0), 1 (1, 0), 2 (0, 1), 3 (1,
+                     // 1).
+                     uint32_t m[4] = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]),
+                                      pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
+                     if (j < own.warp) {
+                       // Block (j, warp) is the transpose: matrix (c, r) is that of (r, c).
+                       stmatrix_x4_trans(across + 16 * j * 128, m[0], m[1], m[2], m[3]);
+                     } else if (j == own.warp) {
+                       // Each entry has one of N and N^T at most, the other is 0: the sums are
+                       // exact.
+                       m[0] = add_bf16(m[0], cuda::movmatrix_trans(m[0]));
+                       m[2] = cuda::movmatrix_trans(m[1]);
+                       m[3] = add_bf16(m[3], cuda::movmatrix_trans(m[3]));
+                     }
+                     if (j <= own.warp) {
+                       stmatrix_x4(tile_address(tile, 16 * own.warp + own.lane % 16,
+                                                16 * j + 8 * (own.lane / 16)),
+                                   m[0], m[1], m[2], m[3]);
+                     }
+                   });
 }
 
 // ---- Warpgroups 1 and 2: dS
@@ -402,56 +508,103 @@ struct GradientSteps {
   __device__ __forceinline__ void after(const float (&u)[32]) {
     value_products(products, u, s.e[own.half], own);
     __syncwarp();
-    if (own.lane == 0) barrier_arrive(&s.e_empty);
+    if (own.lane == 0 && own.half == 0) barrier_arrive(&s.e_empty);
     put_value_dots(products, s.value_dots[0][warp], own.lane);
     __syncwarp();
     if (own.lane == 0) barrier_arrive(&s.dots_full);
   }
 };
 
+// Warpgroup 1, before its step: factors and P, and zeros in the rows past a short chunk.
+__device__ __forceinline__ void make_p(BackwardShared& s, const ChunkAt& at,
+                                       const GradientLane& own) {
+  const int stage = at.turn & 1;
+  const uint32_t parity = at.turn & 1;
+  const ReverseVectors& vectors = s.vectors[stage];
+  if (at.tokens < kChunkTokens) {
+    barrier_wait(&s.out_full, parity);
+    clear_rows(s.k[stage][0], 2, at.tokens, own.thread);
+    clear_rows(s.q[stage][0], 2, at.tokens, own.thread);
+    clear_rows(s.d_o[0], 2, at.tokens, own.thread);
+    fence_async_proxy();
+    named_barrier(1, 128);
+  }
+  float qk[32];
+  start_qk(qk, s.q[stage], s.k[stage]);
+  barrier_wait(&s.sums_empty, parity ^ 1);  // the last factors, dots and sums have been read
+  if (own.thread < kChunkTokens) {
+    const int t = own.thread;
+    write_factors(s.factors, vectors, t);
+    s.key_beta[t] = vectors.rk[t] * vectors.beta[t];
+    s.column_beta[t] = s.factors.column[t] * vectors.beta[t];
+  }
+  wgmma_wait<0>();
+  settle(qk);
+  named_barrier(1, 128);
+  barrier_wait(&s.squares_empty, parity ^ 1);
+  write_p(qk, s.p, vectors.rq, {vectors.gate, vectors.rk, s.factors.column}, own.warp, own.lane);
+  fence_async_proxy();
+  __syncwarp();
+  if (own.lane == 0) barrier_arrive(&s.p_ready);
+}
+
+// Warpgroup 2, after its step: N.
+__device__ __forceinline__ void make_n(BackwardShared& s, int turn, const GradientLane& own) {
+  const int stage = turn & 1;
+  float kk[32];
+  start_qk(kk, s.k[stage], s.k[stage]);
+  barrier_wait(&s.solved, turn & 1);
+  float dy_e[32];
+  start_qk(dy_e, s.d_v, s.e);
+  wgmma_wait<0>();
+  settle(kk);
+  settle(dy_e);
+  PairSums sums;
+  write_n(dy_e, kk, s, s.vectors[stage], sums, own);
+  fence_async_proxy();
+  __syncwarp();
+  if (own.lane == 0) {
+    barrier_arrive(&s.n_ready);
+    barrier_arrive(&s.e_empty);
+    barrier_arrive(&s.keys_empty[stage]);
+  }
+  sums.store(s, 1, own);
+  __syncwarp();
+  if (own.lane == 0) barrier_arrive(&s.sums_full);
+}
+
 __device__ __forceinline__ void run_state(const WalkParams& p, BackwardShared& s, int half) {
   const Walk walk(p);
   const StateLane own(half);
   GradientSteps steps{s, own, 4 * half + __shfl_sync(0xffffffffu, own.thread / 32, 0)};
+  const GradientLane squares(own.thread, __shfl_sync(0xffffffffu, own.thread / 32, 0));
   int turn = 0;
   float state[64];
   for (int index = walk.begin; index < walk.end; ++index) {
     const WalkPiece* piece = p.pieces + index;
     enter_state(state, p, *piece, walk.sub, false, half, own.thread);
-    bool is_short = piece->tokens % kChunkTokens != 0;  // the first chunk walked
+    int tokens = (piece->tokens - 1) % kChunkTokens + 1;  // of the first chunk walked
     for (int left = piece->chunks; left > 0; --left, ++turn) {
       const int stage = turn & 1;
       steps.parity = turn & 1;
       barrier_wait(&s.keys_full[stage], (turn >> 1) & 1);
-      if (is_short) barrier_wait(&s.p_ready, steps.parity);  // its rows are cleared
-      is_short = false;
+      if (half == 0) make_p(s, {.turn = turn, .tokens = tokens}, squares.again());
+      if (tokens < kChunkTokens) barrier_wait(&s.p_ready, steps.parity);  // its rows are cleared
+      tokens = kChunkTokens;
       const ReverseTiles tiles{s.k[stage], s.q[stage], s.d_o[half], s.w, s.p, s.factors};
       steps.decay = exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]);
       reverse_step(state, steps.decay, tiles, own, steps);
-      if (own.lane == 0) barrier_arrive(&s.keys_empty[stage]);
+      if (half == 0) {
+        if (own.lane == 0) barrier_arrive(&s.keys_empty[stage]);
+      } else {
+        make_n(s, turn, squares.again());
+      }
     }
     leave_state(state, p, *piece, walk.sub, half, own.thread);
   }
 }
 
 // ---- Warpgroup 3: gradients
-struct GradientLane {
-  int thread, lane, warp;
-  int row;  // rows `row` and `row + 8` of every accumulator
-
-  __device__ __forceinline__ GradientLane(int of_warpgroup, int uniform_warp)
-      : thread(of_warpgroup),
-        lane(of_warpgroup % 32),
-        warp(uniform_warp),
-        row(16 * uniform_warp + lane / 4) {}
-  // The same, with addresses made anew.
-  __device__ __forceinline__ GradientLane again() const {
-    int index;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-    return {index % 128, warp};
-  }
-};
-
 // Scales rows of a product with a state by `factor`, and leaves their dots with the same rows of
 // `tiles`.
 __device__ __forceinline__ void finish_state_term(float (&acc)[64], float factor0, float factor1,
@@ -496,88 +649,6 @@ __device__ __forceinline__ void start_with_square(float (&acc)[64], const bf16 (
   }
 }
 
-// Sums of pair products over rows and columns. Both take the same products, so a pair's share of
-// one is its share of the other.
-struct PairSums {
-  float rows[2] = {0.0f, 0.0f};
-  float columns[16] = {};
-
-  // Entry i of a thread's 8 of block j.
-  __device__ __forceinline__ void add(int j, int i, float x, float y) {
-    rows[(i / 2) % 2] += x * y;
-    columns[4 * j + 2 * (i / 4) + i % 2] += x * y;
-  }
-  __device__ __forceinline__ void store(BackwardShared& s, const GradientLane& own) {
-    const float first = quad_sum(rows[0]), second = quad_sum(rows[1]);
-    if (own.lane % 4 == 0) {
-      s.pair_rows[own.row] = first;
-      s.pair_rows[own.row + 8] = second;
-    }
-    int column;
-    const float2 sums = sum_rows(columns, own.lane, column);
-    *reinterpret_cast<float2*>(&s.pair_columns[own.warp][column]) = sums;
-  }
-};
-
-// Whether entry i of a thread's 8 of a diagonal block is on the diagonal.
-__device__ __forceinline__ bool on_diagonal(int i, int lane) {
-  return i / 4 == (i / 2) % 2 && lane / 4 == 2 * (lane % 4) + i % 2;
-}
-
-// dP from dO E^T, and its pairs with Q K^T.
-__device__ __forceinline__ void write_dp(const float (&out_e)[32], const float (&qk)[32],
-                                         BackwardShared& s, const ReverseVectors& vectors,
-                                         PairSums& sums, const GradientLane& own) {
-  const Decays decays{vectors.gate, s.key_beta, s.column_beta};
-  for_decays<false>(decays, vectors.rq[own.row], vectors.rq[own.row + 8], own.warp, own.lane,
-                    [&](int j, float(&x)[8]) {
-#pragma unroll
-                      for (int i = 0; i < 8; ++i) {
-                        x[i] *= out_e[8 * j + i];
-                        const bool self = j == own.warp && on_diagonal(i, own.lane);
-                        sums.add(j, i, x[i], self ? 0.0f : qk[8 * j + i]);
-                      }
-                      put_block(s.dp, x, j, own.warp, own.lane);
-                    });
-}
-
-// N + N^T from dY E^T, and the pairs of N with K K^T.
-__device__ __forceinline__ void write_n(const float (&dy_e)[32], const float (&kk)[32],
-                                        BackwardShared& s, const ReverseVectors& vectors,
-                                        PairSums& sums, const GradientLane& own) {
-  const Decays decays{vectors.gate, s.key_beta, s.column_beta};
-  const uint32_t tile = smem_address(s.p);
-  const uint32_t across = tile_address(tile, own.lane % 8 + 8 * (own.lane / 16),
-                                       16 * own.warp + 8 * (own.lane / 8 % 2));
-  for_decays<true>(decays, -vectors.rk[own.row], -vectors.rk[own.row + 8], own.warp, own.lane,
-                   [&](int j, const float(&w)[8]) {
-                     float x[8];
-#pragma unroll
-                     for (int i = 0; i < 8; ++i) {
-                       x[i] = w[i] * dy_e[8 * j + i];
-                       sums.add(j, i, x[i], kk[8 * j + i]);
-                     }
-                     // 8 x 8 matrices (row half, column half): 0 (0, 0), 1 (1, 0), 2 (0, 1), 3 (1,
-                     // 1).
-                     uint32_t m[4] = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]),
-                                      pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
-                     if (j < own.warp) {
-                       // Block (j, warp) is the transpose: matrix (c, r) is that of (r, c).
-                       stmatrix_x4_trans(across + 16 * j * 128, m[0], m[1], m[2], m[3]);
-                     } else if (j == own.warp) {
-                       // Each entry has one of N and N^T at most, the other is 0: the sums are exact.
-                       m[0] = add_bf16(m[0], cuda::movmatrix_trans(m[0]));
-                       m[2] = cuda::movmatrix_trans(m[1]);
-                       m[3] = add_bf16(m[3], cuda::movmatrix_trans(m[3]));
-                     }
-                     if (j <= own.warp) {
-                       stmatrix_x4(tile_address(tile, 16 * own.warp + own.lane % 16,
-                                                16 * j + 8 * (own.lane / 16)),
-                                   m[0], m[1], m[2], m[3]);
-                     }
-                   });
-}
-
 // acc += (f E) dS^T with a factor for each row. Issued and committed.
 __device__ __forceinline__ void start_exit_term(float (&acc)[64], BackwardShared& s,
                                                 const float (&factor)[2], const GradientLane& own) {
@@ -603,11 +674,12 @@ __device__ __forceinline__ void start_exit_term(float (&acc)[64], BackwardShared
 }
 
 // Rows of this head's part of dq or dk, for warp 2; without what lies along the raw rows when there
-// is a norm, r 1 / |x|. That is linear, so it need not wait for the sum.
+// is a norm, `by` r = 1 / |x|. That is linear, so it need not wait for the sum.
 __device__ __forceinline__ void put_gradient_rows(float (&acc)[64],
-                                                  const bf16 (&tiles)[2][kTileElements], float r0,
-                                                  float r1, bool l2norm, BackwardShared& s,
-                                                  uint32_t parity, const GradientLane& own) {
+                                                  const bf16 (&tiles)[2][kTileElements],
+                                                  const float* r, float by, bool l2norm,
+                                                  BackwardShared& s, uint32_t parity,
+                                                  const GradientLane& own) {
   const int row = 16 * own.warp + own.lane % 16, column = 8 * (own.lane / 16);
   if (l2norm) {
     float dots[2] = {0.0f, 0.0f};
@@ -621,6 +693,7 @@ __device__ __forceinline__ void put_gradient_rows(float (&acc)[64],
         dots[i % 2] += pair.x * acc[8 * kk + 2 * i] + pair.y * acc[8 * kk + 2 * i + 1];
       }
     }
+    const float r0 = r[own.row] * by, r1 = r[own.row + 8] * by;
     const float along[2] = {-r0 * r0 * quad_sum(dots[0]), -r1 * r1 * quad_sum(dots[1])};
 #pragma unroll
     for (int kk = 0; kk < 8; ++kk) {
@@ -660,40 +733,19 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
     const auto& q = s.q[stage];
     const ReverseVectors& vectors = s.vectors[stage];
     barrier_wait(&s.keys_full[stage], (at.turn >> 1) & 1);
-    if (at.tokens < kChunkTokens) {
-      barrier_wait(&s.out_full, parity);
-      clear_rows(s.k[stage][0], 2, at.tokens, own.thread);
-      clear_rows(s.q[stage][0], 2, at.tokens, own.thread);
-      clear_rows(s.d_o[0], 2, at.tokens, own.thread);
-      fence_async_proxy();
-      named_barrier(3, 128);
-    }
-    PairSums sums;
+    barrier_wait(&s.p_ready, parity);  // factors; short rows are zero
+    barrier_wait(&s.out_full, parity);
+    barrier_wait(&s.e_full, parity);
     {
-      float qk[32];
+      float qk[32], out_e[32];
       start_qk(qk, q, k);
-      barrier_wait(&s.sums_empty, parity ^ 1);  // the last factors, dots and sums have been read
-      if (own.thread < kChunkTokens) {
-        const int t = own.thread;
-        write_factors(s.factors, vectors, t);
-        s.key_beta[t] = vectors.rk[t] * vectors.beta[t];
-        s.column_beta[t] = s.factors.column[t] * vectors.beta[t];
-      }
-      wgmma_wait<0>();
-      settle(qk);
-      named_barrier(3, 128);
-      write_p(qk, s.p, vectors.rq, {vectors.gate, vectors.rk, s.factors.column}, own.warp,
-              own.again().lane);
-      fence_async_proxy();
-      arrive(&s.p_ready);
-
-      barrier_wait(&s.out_full, parity);
-      barrier_wait(&s.e_full, parity);
-      float out_e[32];
       start_qk(out_e, s.d_o, s.e);
       wgmma_wait<0>();
+      settle(qk);
       settle(out_e);
+      PairSums sums;
       write_dp(out_e, qk, s, vectors, sums, own.again());
+      sums.store(s, 0, own.again());
     }
     fence_async_proxy();
     named_barrier(3, 128);
@@ -717,25 +769,10 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
       wgmma_commit();
       wgmma_wait<0>();
       settle(acc);
-      const auto again = own.again();
-      put_gradient_rows(acc, q, vectors.rq[again.row] * p.inverse_scale,
-                        vectors.rq[again.row + 8] * p.inverse_scale, p.l2norm, s, 1, again);
+      put_gradient_rows(acc, q, vectors.rq, p.inverse_scale, p.l2norm, s, 1, own.again());
     }
 
     barrier_wait(&s.solved, parity);
-    {
-      float dy_e[32], kk[32];
-      start_qk(dy_e, s.d_v, s.e);
-      start_qk(kk, k, k);
-      wgmma_wait<0>();
-      settle(dy_e);
-      settle(kk);
-      write_n(dy_e, kk, s, vectors, sums, own.again());
-    }
-    sums.store(s, own.again());
-    fence_async_proxy();
-    named_barrier(3, 128);
-
     {
       float acc[64];
       wgmma_fence();
@@ -750,13 +787,17 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
                           -exp2_approx(vectors.gate[again.row + 8]) * vectors.rk[again.row + 8], k,
                           s.row_dots[1], again);
       }
-      arrive(&s.sums_full);
+      float c0, c1;
       {
         const auto again = own.again();
         const float* c =
             reinterpret_cast<const float*>(&s.factors.inner[again.row / 2]) + again.row % 2;
-        start_exit_term(acc, s, {c[0] * c[2], c[16] * c[18]}, again);
+        c0 = c[0] * c[2], c1 = c[16] * c[18];
       }
+      arrive(&s.sums_full);
+      start_exit_term(acc, s, {c0, c1}, own.again());
+      barrier_wait(&s.n_ready, parity);
+      wgmma_fence();
       start_with_square<1>(acc, s.dp, q);
       start_with_square<0>(acc, s.p, k);
       wgmma_commit();
@@ -765,9 +806,8 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
       arrive(&s.solution_empty);
       wgmma_wait<0>();
       settle(acc);
-      const auto again = own.again();
-      put_gradient_rows(acc, k, vectors.rk[again.row], vectors.rk[again.row + 8], p.l2norm, s, 0,
-                        again);
+      arrive(&s.squares_empty);
+      put_gradient_rows(acc, k, vectors.rk, 1.0f, p.l2norm, s, 0, own.again());
     }
     arrive(&s.keys_empty[stage]);
   });
