@@ -139,6 +139,11 @@ Status validate(const Problem& problem) {
     return invalid(fmt::format("q, k, v: expected bfloat16, float32 or float64, got {}",
                                to_string(p.operand)));
   }
+  if (p.options.allow_neg_eigval && !p.options.beta_sigmoid) {
+    return invalid(
+        "allow_neg_eigval: expected only with beta_sigmoid, whose 2 sigmoid(b) it asks for, got it "
+        "off; a beta that is given may be up to 2 without it");
+  }
   if (!std::isfinite(p.scale())) {
     return invalid(fmt::format("scale: expected a finite number, got {}", p.scale()));
   }
