@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -30,13 +31,11 @@ class Checker {
       return invalid(fmt::format("{}: expected [{}], got {}", name, fmt::join(shape, ", "),
                                  shape_string(view)));
     }
-    bool known = false;
-    std::string names;
-    for (DType dtype : dtypes) {
-      known = known || view.dtype == dtype;
-      names += fmt::format("{}{}", names.empty() ? "" : " or ", to_string(dtype));
-    }
-    if (!known) {
+    if (std::find(dtypes.begin(), dtypes.end(), view.dtype) == dtypes.end()) {
+      std::string names;
+      for (DType dtype : dtypes) {
+        names += fmt::format("{}{}", names.empty() ? "" : " or ", to_string(dtype));
+      }
       return invalid(fmt::format("{}: expected {}, got {}", name, names, to_string(view.dtype)));
     }
     if (!(view.device == problem_.device)) {
