@@ -127,15 +127,23 @@ class GatedDeltaRule(torch.autograd.Function):
         return (o, final_state) if call.want_final else o
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do, dfinal_state=None):
-        *inputs, saved = ctx.saved_tensors
-        call = ctx.call
-        gradients = run_backward(
-            call, tuple(inputs), do, dfinal_state, saved if call.save else None, call.packed
-        )
-        needed = ctx.needs_input_grad
-        return (None, *(d if needed[i + 1] else None for i, d in enumerate(gradients)))
+        # The decorator costs ten microseconds, and has something to do only under create_graph.
+        gradients = _gradients_once if torch.is_grad_enabled() else _gradients
+        return gradients(ctx, do, dfinal_state)
+
+
+def _gradients(ctx: Any, do, dfinal_state):
+    *inputs, saved = ctx.saved_tensors
+    call = ctx.call
+    gradients = run_backward(
+        call, tuple(inputs), do, dfinal_state, saved if call.save else None, call.packed
+    )
+    needed = ctx.needs_input_grad
+    return (None, *[d if needed[i] else None for i, d in enumerate(gradients, 1)])
+
+
+_gradients_once = torch.autograd.function.once_differentiable(_gradients)
 
 
 def is_packed_row(q, k, v) -> bool:

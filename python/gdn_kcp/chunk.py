@@ -29,7 +29,7 @@ def host_cu_seqlens(cu_seqlens, cu_seqlens_cpu) -> torch.Tensor | None:
     if given is None:
         return None
     _tensor("cu_seqlens", given)
-    return given.detach().to("cpu", copy=True)
+    return given.clone() if given.is_cpu else given.cpu()
 
 
 def chunk_gated_delta_rule(
