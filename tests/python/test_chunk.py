@@ -50,9 +50,10 @@ def check(inputs, cu, bar, *, h0=None, state_v_first=False, gate=None, **options
         assert d.dtype == t.dtype and d.shape == t.shape
         assert (d[0, end:] == 0).all(), name
         assert_close("d" + name, d[0, :end], r[:end], bar)
-    rest = [n for n, t in (("h0", h0), ("A_log", A_log), ("dt_bias", dt_bias)) if t is not None]
+    rest = [n for n, t in (("initial_state", h0), ("A_log", A_log), ("dt_bias", dt_bias))
+            if t is not None]
     for name, d, r in zip(rest, grads[5:], rgrads[5:]):
-        if name == "h0" and state_v_first:
+        if name == "initial_state" and state_v_first:
             d = d.transpose(-1, -2)
         assert_close("d" + name, d, r, bar)
 
@@ -172,6 +173,27 @@ def test_gradcheck(heads, norm, gate):
             use_qk_l2norm_in_kernel=norm, **options)
 
     assert torch.autograd.gradcheck(f, (*inputs, h0, *extra), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [
+    dict(scale=0.7), dict(state_v_first=True), dict(use_beta_sigmoid_in_kernel=True),
+    dict(use_gate_in_kernel=True, A_log=torch.tensor([0.3, -0.2], dtype=torch.float64)),
+], ids=lambda options: next(iter(options)))
+@pytest.mark.parametrize("dense", [False, True])
+def test_gradcheck_of_the_other_options(options, dense):
+    """H == HV, slack rows, dense batches."""
+    B, T, HV = (2, 4, 2) if dense else (1, 9, 2)
+    inputs = [t.detach().reshape(B, T, *t.shape[2:]).requires_grad_()
+              for t in make(B * T, HV, HV, 4, 3)]
+    dims = (3, 4) if options.get("state_v_first") else (4, 3)
+    h0 = torch.randn(2, HV, *dims, dtype=torch.float64).requires_grad_()
+    cu = None if dense else torch.tensor([0, 5, 8])
+
+    def f(q, k, v, g, beta, h0):
+        return gdn_kcp.chunk_gated_delta_rule(
+            q, k, v, g, beta, initial_state=h0, output_final_state=True, cu_seqlens=cu, **options)
+
+    assert torch.autograd.gradcheck(f, (*inputs, h0), atol=1e-6, rtol=1e-5)
 
 
 def test_gates_that_forget_everything():

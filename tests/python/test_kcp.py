@@ -147,6 +147,30 @@ def test_explicit_halves_and_byte_queries():
         compare(got, [t[:, rows] for t in want], 1e-5)
 
 
+@pytest.mark.parametrize("exchange,records", [("allgather", [3, 5, 4]), ("a2a", [1, 3, 2])])
+def test_saved_bytes_are_the_documented_formula(exchange, records):
+    """One document over three ranks, one segment each: S_in of ranks 1 and 2, M of rank 1, and the
+    received M of three ranks, for all heads or, by all-to-all, for a third of them."""
+    HV, D = 3, 64
+    partition = gdn_kcp.partition([0, 192], 3)
+    group = gdn_kcp.InProcessGroup(3, timeout=60)
+
+    def main(rank):
+        ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
+        return gdn_kcp.saved_bytes(ctx, H_qk=1, HV=HV, head_dim=D, exchange=exchange)
+
+    assert group.run(main) == [n * D * D * HV * 4 for n in records]
+
+
+@pytest.mark.parametrize("cu", [[0, 32768], [0, 12000, 21000, 27000, 30768, 32768]])
+def test_memory_per_token_is_below_the_published(cu):
+    """At 16/48 heads FlashQLA saves 6.2 KiB a token beyond the inputs and takes 44 in passing."""
+    ctx = gdn_kcp.build_context(gdn_kcp.partition(cu, 1), None, 0, "cpu")
+    kib = 1024 * cu[-1]
+    assert gdn_kcp.saved_bytes(ctx, H_qk=16, HV=48) < 6.2 * kib
+    assert gdn_kcp.workspace_bytes(ctx, H_qk=16, HV=48, save_for_backward=False) < 44 * kib
+
+
 def test_an_error_on_one_rank_reaches_all():
     partition = gdn_kcp.partition([0, 40], 2)
     inputs = make(40, 1, 2, 16, 16)
