@@ -50,10 +50,14 @@ def make(T, H, HV, K, V, *, dtype=torch.float64, gates=None, decay=1.0, device="
 
 
 def error(x, ref) -> float:
-    """||x - ref|| / ||ref||; inf where x is not finite."""
+    """||x - ref|| / ||ref||; inf where x is not finite. What of ref lies under 1,000 times the
+    smallest normal number of x's dtype counts as 0: a decay that is no normal number is 0 there,
+    also where operands of up to 1,000 multiply it."""
+    tiny = 1000 * torch.finfo(x.dtype).tiny
     x, ref = x.detach().double(), ref.detach().double()
     if not torch.isfinite(x).all():
         return float("inf")
+    ref = torch.where(ref.abs() < tiny, 0.0, ref)
     norm = ref.norm()
     return float((x - ref).norm() / norm) if norm > 0 else float((x - ref).norm())
 

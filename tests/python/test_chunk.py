@@ -1,5 +1,11 @@
 """chunk_gated_delta_rule against the fp64 recurrence and its autograd: values, every gradient."""
 
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from reference import BARS, assert_close, make, recurrence
@@ -228,14 +234,25 @@ def test_one_document_does_not_see_the_others():
     assert all(torch.equal(a[:, :71], b[:, :71]) for a, b in zip(grads, changed_grads))
 
 
+def digest_of_a_run() -> str:
+    """Of the outputs and gradients of one fixed call."""
+    torch.manual_seed(3)
+    inputs = make(130, 2, 4, 64, 64, dtype=torch.bfloat16)
+    o, _ = gdn_kcp.chunk_gated_delta_rule(*inputs, cu_seqlens=torch.tensor([0, 66, 130]))
+    results = (o, *torch.autograd.grad(o, inputs, torch.ones_like(o)))
+    data = b"".join(t.detach().view(torch.uint8).numpy().tobytes() for t in results)
+    return hashlib.sha256(data).hexdigest()
+
+
 def test_bitwise_repeatable():
-    inputs = make(200, 2, 4, 64, 64, dtype=torch.bfloat16)
-    do = torch.randn(1, 200, 4, 64).bfloat16()
-    runs = []
-    for _ in range(10):
-        o, _ = gdn_kcp.chunk_gated_delta_rule(*inputs)
-        runs.append((o, *torch.autograd.grad(o, inputs, do)))
-    assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run))
+    """100 runs, and a process of its own with another number of threads."""
+    assert len({digest_of_a_run() for _ in range(100)}) == 1
+    here = Path(__file__).resolve().parent
+    code = "from test_chunk import digest_of_a_run; print(digest_of_a_run())"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), *sys.path]),
+           "GDN_NUM_THREADS": "3"}
+    other = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert other.stdout.strip() == digest_of_a_run(), other.stderr
 
 
 def test_offsets_refilled_in_place_are_seen():

@@ -56,6 +56,29 @@ def test_explicit_table_with_an_empty_rank():
     compare(over_ranks(partition, inputs, do), one_rank(inputs, CU, do), 1e-11)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("W,cu", [
+    (2, [0, 63, 128]), (2, [0, 64, 128]), (2, [0, 65, 128]), (2, [0, 63, 64, 65, 128]),
+    (3, [0, 1]), (3, [0, 1, 2]), (4, [0, 7]), (3, [0, 40, 41, 81, 100]), (2, [0, 0, 50, 50, 100, 100]),
+])
+def test_documents_that_end_beside_a_cut(W, cu, layout):
+    """Cuts one token before, at and after a document's end; fewer tokens than ranks; empty ones."""
+    inputs = make(cu[-1], 1, 2, 16, 16)
+    do = torch.randn(1, cu[-1], 2, 16, dtype=torch.float64)
+    partition = gdn_kcp.partition(cu, W, layout)
+    compare(over_ranks(partition, inputs, do), one_rank(inputs, cu, do), 1e-11)
+
+
+def test_ranks_are_bitwise_repeatable():
+    inputs = make(CU[-1], 2, 4, 32, 32, dtype=torch.bfloat16)
+    do = torch.randn(1, CU[-1], 4, 32).bfloat16()
+    partition = gdn_kcp.partition(CU, 3, "zigzag")
+    first = over_ranks(partition, inputs, do)
+    for _ in range(20):
+        again = over_ranks(partition, inputs, do)
+        assert all(torch.equal(a, b) for a, b in zip(first, again))
+
+
 def test_given_cut_points():
     inputs = make(20, 1, 2, 16, 16)
     do = torch.randn(1, 20, 2, 16, dtype=torch.float64)

@@ -163,3 +163,58 @@ def test_convolution_over_ranks(lengths, W):
         return gdn_kcp.causal_conv1d(x[:, rows], weight, bias, "silu", cp_context=ctx)
 
     assert torch.equal(torch.cat(group.run(main), 1), want)
+
+
+GATES = {
+    "strong": lambda shape: -30 - 40 * torch.rand(shape),
+    "mixed heads": lambda shape: torch.tensor([-88.0, -1e-4] * (shape[-1] // 2)).expand(shape),
+    "zero": lambda shape: torch.zeros(shape),
+    "slow": lambda shape: torch.full(shape, -1e-3),
+    "spike": lambda shape: torch.full(shape, -0.01).index_fill(1, torch.tensor([93]), -1e4),
+    "forget": lambda shape: torch.full(shape, -0.01).index_fill(1, torch.tensor([29]), -torch.inf),
+}
+
+
+@pytest.mark.parametrize("gates", GATES)
+@pytest.mark.parametrize("T", [129, 4096])
+def test_gates(check, gates, T):
+    inputs = operands(1, T, 1, 2, 64, uniform=False)
+    inputs[3] = GATES[gates]((1, T, 2)).clone()
+    check(inputs, 1)
+
+
+def duplicated(k):
+    return k[:, torch.randint(4, (k.shape[1],))]
+
+
+def correlated(k):
+    return 0.95 ** 0.5 * k[:, :1] + 0.05 ** 0.5 * k
+
+
+def some_zero(k):
+    return k.clone().index_fill(1, torch.arange(3, k.shape[1], 7), 0)
+
+
+@pytest.mark.parametrize("keys,norm", [
+    (duplicated, False), (correlated, False), (some_zero, False), (some_zero, True),
+    (lambda k: 8 * k, True), (lambda k: 1e-3 * k, True), (lambda k: 1e3 * k, True),
+], ids=["duplicated", "correlated", "zero rows", "zero rows, norm", "long", "small", "large"])
+def test_keys(check, keys, norm):
+    inputs = operands(1, 200, 2, 4, 64, uniform=False)
+    inputs[1] = keys(inputs[1])
+    check(inputs, 1, use_qk_l2norm_in_kernel=norm)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1e-10, 1.0, 2.0])
+def test_betas(check, beta):
+    inputs = operands(1, 200, 2, 4, 64, uniform=False)
+    inputs[4] = torch.full_like(inputs[4], beta)
+    check(inputs, 1)
+
+
+def test_dg_of_a_first_token_without_a_state_is_exactly_zero():
+    inputs = [t.requires_grad_() for t in operands(1, 200, 2, 4, 64, uniform=False)]
+    cu = torch.tensor([0, 70, 71, 200])
+    o, _ = gdn_kcp.chunk_gated_delta_rule(*inputs, cu_seqlens=cu)
+    o.square().sum().backward()
+    assert (inputs[3].grad[:, cu[:-1]] == 0).all() and (inputs[3].grad[:, 1] != 0).any()
