@@ -28,7 +28,7 @@ def host_cu_seqlens(cu_seqlens, cu_seqlens_cpu) -> torch.Tensor | None:
     given = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
     if given is None:
         return None
-    _tensor("cu_seqlens", given)
+    _tensor("cu_seqlens" if cu_seqlens_cpu is None else "cu_seqlens_cpu", given)
     if cu_seqlens_cpu is not None and cu_seqlens is not None and cu_seqlens is not cu_seqlens_cpu:
         _tensor("cu_seqlens", cu_seqlens)
         both_here = cu_seqlens.is_cpu and cu_seqlens_cpu.is_cpu

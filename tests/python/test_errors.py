@@ -60,7 +60,7 @@ CASES = [
     (broken({}, deterministic="yes"), "deterministic: expected None, True or False, got 'yes'"),
     (broken({}, initial_state=[1]), "initial_state: expected a tensor, got list"),
     (broken({}, use_gate_in_kernel=True, A_log=3), "A_log: expected a tensor, got int"),
-    (broken({}, cu_seqlens_cpu=[0, 70]), "cu_seqlens: expected a tensor, got list"),
+    (broken({}, cu_seqlens_cpu=[0, 70]), "cu_seqlens_cpu: expected a tensor, got list"),
     (broken({}, cu_seqlens=torch.tensor([0, 70]), cu_seqlens_cpu=torch.tensor([0, 30, 70])),
      "cu_seqlens_cpu: expected a copy of cu_seqlens"),
     (broken({}, cu_seqlens=torch.tensor([0, 70]), cu_seqlens_cpu=torch.tensor([0, 60])),
