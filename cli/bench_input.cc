@@ -5,6 +5,7 @@
 
 #include "bench/case.h"
 #include "input.h"
+#include "memory.h"
 
 namespace gdn::cli {
 namespace {
@@ -73,6 +74,7 @@ Status BenchInput::add_case(const std::string& name, const BatchSpec& whole,
     BatchSpec sample = whole;
     sample.documents = bench::sample_documents(whole.documents);
     GDN_RETURN_IF_ERROR(recipe_.apply(operator_, sample));
+    GDN_RETURN_IF_ERROR(check_memory(sample, true));
     sample.options.qk_l2norm = norm;
     std::string key =
         fmt::format("{},{} {},{} {} {}", sample.heads_qk, sample.heads_v, sample.dim_k,
@@ -116,6 +118,14 @@ Status BenchInput::add_file(const std::string& path, std::vector<BenchCase>& out
   const bool norm = batch->problem.options.qk_l2norm;
   out.push_back({path, *partition, 0, "", norm, path, {}, std::move(*batch)});
   return Status::ok();
+}
+
+std::vector<std::string> BenchInput::files() const {
+  std::vector<std::string> out;
+  for (const std::string& word : words_) {
+    if (!is_letter(word)) out.push_back(word);
+  }
+  return out;
 }
 
 std::string BenchInput::shrunk(const std::string& name) const {

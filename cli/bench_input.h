@@ -27,6 +27,7 @@ class BenchInput {
   void add_to(CLI::App& app);
   // Every row asked for; nothing is made yet.
   Result<std::vector<BenchCase>> cases() const;
+  std::vector<std::string> files() const;  // among the inputs
 
  private:
   Status refuse_recipe_options(const std::string& file) const;

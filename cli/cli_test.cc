@@ -27,7 +27,10 @@ struct Outcome {
 
 class CliTest : public TemporaryFolder {
  protected:
-  CliTest() { ::unsetenv("GDN_BACKEND"); }
+  CliTest() {
+    ::unsetenv("GDN_BACKEND");
+    ::unsetenv("GDN_NUM_THREADS");
+  }
 
   // `gdn ARGS` in a shell, in the test's folder; `before` may set limits.
   Outcome gdn(const std::string& args, const std::string& before = "") const {
@@ -57,8 +60,9 @@ class CliTest : public TemporaryFolder {
     EXPECT_FALSE(parsed.is_discarded()) << outcome.out;
     return parsed;
   }
-  void expect_refusal(const std::string& args, const std::string& words) const {
-    const Outcome outcome = gdn(args);
+  void expect_refusal(const std::string& args, const std::string& words,
+                      const std::string& before = "") const {
+    const Outcome outcome = gdn(args, before);
     EXPECT_EQ(outcome.code, 2) << args << "\n" << outcome.out << outcome.err;
     EXPECT_NE(outcome.err.find(words), std::string::npos)
         << args << "\n  expected: " << words << "\n  got: " << outcome.err;
@@ -129,9 +133,10 @@ TEST_F(CliTest, Plan) {
                  "expected doc:offset:length, got '0:0' on rank 0");
   expect_refusal("plan --docs 5 --fragments 0:0:4", "document 0");
   expect_refusal("plan --docs 5 --workload M", "excludes");
-  expect_refusal("plan --docs -5", "expected an integer of at least 0, got '-5'");
-  expect_refusal("plan --docs 5,x", "expected an integer of at least 0, got 'x'");
-  expect_refusal("plan --docs 5 --ranks 5000", "--ranks: expected at most 4096, got 5000");
+  expect_refusal("plan --docs -5", "expected integers of at least 0, apart by ',', got '-5'");
+  expect_refusal("plan --docs 5,x", "expected integers of at least 0, apart by ',', got '5,x'");
+  expect_refusal("plan --docs 5 --ranks 5000",
+                 "--ranks: expected an integer from 1 to 4096, got '5000'");
   expect_refusal("plan --cu-from none", "none: cannot open");
 }
 
@@ -331,6 +336,147 @@ TEST_F(CliTest, BenchJudgesTimesFromElsewhere) {
                             "fails the accuracy check: dg", "a card"}) {
     EXPECT_NE(table.out.find(words), std::string::npos) << table.out;
   }
+}
+
+TEST_F(CliTest, NumbersAreNumbers) {
+  for (const char* bad : {"''", "x", "1.5x", "nan", "inf", "1e999", "' 1'"}) {
+    expect_refusal(fmt::format("check --docs 4 --scale {}", bad), "--scale: expected a finite");
+    expect_refusal(fmt::format("check --docs 4 --bar {}", bad), "--bar: expected a number");
+  }
+  expect_refusal("check --docs 4 --bar -1", "--bar: expected a number of at least 0, got '-1'");
+  for (const char* bad : {"''", "x", "-1", "1.5", "99999999999999999999", "0x10", "' 1'"}) {
+    for (const char* option : {"--seed", "--ranks", "--slack", "--tile"}) {
+      expect_refusal(fmt::format("check --docs 4 {} {}", option, bad), "expected an integer");
+    }
+    for (const char* option : {"--docs", "--heads", "--dim"}) {
+      expect_refusal(fmt::format("check {} {}", option, bad), "expected integers");
+      expect_refusal(fmt::format("check {} 4,{}", option, bad), "expected integers");
+    }
+    expect_refusal(fmt::format("bench --docs 4 -n {}", bad), "expected an integer");
+    expect_refusal(fmt::format("plan --docs 4 --workers {}", bad), "expected an integer");
+    expect_refusal(fmt::format("plan --docs 4 --rank {}", bad), "expected an integer");
+  }
+  for (const char* bad : {"3,,4", "3,", ",3", ","}) {
+    expect_refusal(fmt::format("plan --docs {}", bad), fmt::format("got '{}'", bad));
+  }
+  expect_refusal("plan --docs 4 --heads 1,2,3", "--heads: expected at most 2 integers");
+  for (const char* option : {"--fragments", "--backend", "--dtype", "--gate-dtype"}) {
+    expect_refusal(fmt::format("check --docs 4 {} ''", option), "expected a text, got ''");
+  }
+  EXPECT_EQ(json("plan --docs 010,3")["cu_seqlens"], Json::parse("[0,10,13]")) << "not octal";
+  EXPECT_EQ(gdn("make --docs 4 --heads 1 --dim 8 after").code, 0) << "a list ends with its word";
+  EXPECT_EQ(json("check --docs 4 --heads 1 --dim 8 --scale -0.5")["passed"], true);
+}
+
+TEST_F(CliTest, FactorTwoGoesWithTheSigmoid) {
+  const std::string make = fmt::format("make in.safetensors {} ", kSmall);
+  for (const std::string& command :
+       {make, std::string("info "), fmt::format("check {} ", kSmall)}) {
+    expect_refusal(command + "--neg-eigval", "expected --beta-sigmoid beside it");
+  }
+  ASSERT_EQ(gdn(make).code, 0);
+  expect_refusal("run in.safetensors -o out --neg-eigval", "expected --beta-sigmoid beside it");
+  EXPECT_EQ(gdn("run in.safetensors -o out --neg-eigval --beta-sigmoid").code, 0);
+  ASSERT_EQ(gdn(make + "--beta-sigmoid --neg-eigval").code, 0);
+  const Json check = json("check in.safetensors");
+  EXPECT_EQ(check["passed"], true);
+  EXPECT_NE(check["problem"].get<std::string>().find("2 sigmoid inside"), std::string::npos);
+  EXPECT_EQ(gdn("run in.safetensors -o out --no-beta-sigmoid").code, 0)
+      << "the file's factor 2 goes with its sigmoid";
+  expect_refusal("run in.safetensors -o out --no-beta-sigmoid --neg-eigval",
+                 "expected --beta-sigmoid beside it");
+}
+
+TEST_F(CliTest, BadThreadCountsAreErrors) {
+  for (const char* bad : {"many", "0", "-3", "1000000", "2x", "1.5", "99999999999999999999"}) {
+    expect_refusal("info",
+                   fmt::format("GDN_NUM_THREADS: expected a number from 1 to 1024, got "
+                               "'{}'",
+                               bad),
+                   fmt::format("GDN_NUM_THREADS={}", bad));
+  }
+  EXPECT_EQ(Json::parse(gdn("info --json", "GDN_NUM_THREADS=3").out)["threads"], 3);
+  EXPECT_EQ(gdn("info", "GDN_NUM_THREADS=").code, 0) << "empty is not set";
+}
+
+TEST_F(CliTest, OutputIsNoInput) {
+  ASSERT_EQ(gdn(fmt::format("make in.safetensors {}", kSmall)).code, 0);
+  fs::create_symlink("in.safetensors", path("symlink"));
+  fs::create_hard_link(path("in.safetensors"), path("hardlink"));
+  const auto before = files();
+  const auto written = fs::last_write_time(path("in.safetensors"));
+  for (const char* name : {"in.safetensors", "./in.safetensors", "symlink", "hardlink"}) {
+    expect_refusal(fmt::format("run in.safetensors -o {}", name),
+                   fmt::format("{}: expected another file than the input", name));
+    expect_refusal(fmt::format("run {} -o in.safetensors", name), "expected another file");
+  }
+  expect_refusal("bench in.safetensors -o symlink", "expected another file");
+  std::ofstream(path("a.txt")) << "text";
+  expect_refusal("make a.txt --text in.safetensors a.txt", "expected another file");
+  fs::remove(path("a.txt"));
+  EXPECT_EQ(files(), before);
+  EXPECT_EQ(fs::last_write_time(path("in.safetensors")), written);
+}
+
+TEST_F(CliTest, OutputIsTriedFirst) {
+  // The input is junk: that its own error does not come shows that it was not read yet.
+  std::ofstream(path("junk")) << "this is no tensor file";
+  fs::create_symlink("nothing", path("dangling"));
+  fs::create_symlink("loop", path("loop"));
+  const std::string longest(255, 'x');
+  const auto before = files();
+  expect_refusal("run junk -o no/such/out", "no/such/out: cannot create a file in no/such");
+  expect_refusal("run junk -o junk/out", "junk/out: cannot write there: Not a directory");
+  expect_refusal("run junk -o .", ".: exists and is not a regular file");
+  expect_refusal("run junk -o ''", "expected the name of a file, got none");
+  expect_refusal("run junk -o dangling", "dangling: is a symbolic link to nothing");
+  expect_refusal("run junk -o loop", "loop: cannot write there");
+  expect_refusal("run junk -o " + longest + "x", "cannot write there: File name too long");
+  expect_refusal("bench junk -o no/such/out", "no/such/out: cannot create");
+  expect_refusal("make no/such/out --docs 4", "no/such/out: cannot create");
+  expect_refusal("run junk -o /proc/out", "/proc/out: cannot create a file in /proc");
+  EXPECT_EQ(files(), before);
+  EXPECT_EQ(gdn(fmt::format("make {} {}", longest, kSmall)).code, 0) << "the longest name";
+  EXPECT_EQ(files().size(), before.size() + 1);
+}
+
+TEST_F(CliTest, ClaimsThatNothingBacksAreRefused) {
+  // A header without data; its tensors have no elements, its shapes claim much.
+  const auto write = [&](const std::string& qk, const std::string& v, const std::string& gates) {
+    std::string json = "{";
+    for (const auto& [names, shape] :
+         {std::pair{std::string("qk"), qk}, std::pair{std::string("v"), v}}) {
+      for (const char name : names) {
+        json +=
+            fmt::format(R"("{}":{{"dtype":"F32","shape":{},"data_offsets":[0,0]}},)", name, shape);
+      }
+    }
+    for (const char* name : {"g", "beta"}) {
+      json +=
+          fmt::format(R"("{}":{{"dtype":"F32","shape":{},"data_offsets":[0,0]}},)", name, gates);
+    }
+    json.back() = '}';
+    const uint64_t length = json.size();
+    std::ofstream file(path("claims"), std::ios::binary);
+    file.write(reinterpret_cast<const char*>(&length), sizeof(length));
+    file << json;
+  };
+  const std::string limit = "ulimit -v 4000000;";  // 4 GB of address space
+  write("[1000000000000,0,1,128]", "[1000000000000,0,1,128]", "[1000000000000,0,1]");
+  expect_refusal("bench --docs 100000000000 --backend cpu", "operands and results of");
+  for (const char* command : {"run claims -o out", "check claims", "bench claims"}) {
+    expect_refusal(command, "expected tokens in 1000000000000 documents", limit);
+  }
+  write("[0,1,100000000]", "[0,100,100000000]", "[0,100]");
+  for (const char* command : {"run claims -o out", "check claims"}) {
+    expect_refusal(command, "claims: operands and results of 0 tokens in 1 document", limit);
+  }
+  expect_refusal("make out --docs 4,0,9 --initial-state --heads 1,1000000 --dim 100000,1000000",
+                 "operands of 13 tokens in 3 documents", limit);
+  expect_refusal("make out --text claims --heads 1,100000 --dim 100000,1000000",
+                 "tokens in 1 document", limit);
+  expect_refusal("check --docs 4 --heads 1,1000000 --dim 100000,1000000",
+                 "operands and results of 4 tokens", limit);
 }
 
 TEST_F(CliTest, BadInputLeavesNoOutput) {

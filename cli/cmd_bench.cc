@@ -16,6 +16,7 @@
 #include "check/run_batch.h"
 #include "check/tensor_check.h"
 #include "io/file.h"
+#include "memory.h"
 #include "progress.h"
 
 namespace gdn::cli {
@@ -91,19 +92,27 @@ class Bench : public Command {
     brief->excludes(quick)->excludes(sustained);
     quick->excludes(sustained);
     sub->add_option("-n,--calls", calls_, "timed calls of a block, in place of the protocol's")
-        ->check(at_least(1));
+        ->transform(integer(1, 1'000'000));
     sub->add_option("--bar", bar_, "a tighter bar of rel-RMS than the tensors' own")
-        ->check(CLI::NonNegativeNumber);
+        ->check(number(0));
     sub->add_flag("--no-check", no_check_, "no accuracy check; no time is claimed then");
     sub->add_flag("--json", json_, "as JSON, with every time");
-    sub->add_option("-o,--output", output_, "also write the JSON to a file")->option_text("FILE");
+    sub->add_option("-o,--output", output_, "also write the JSON to a file")
+        ->option_text("FILE")
+        ->check(not_empty());
     sub->add_option("--judge", judge_,
                     "print the table of such a file instead, judged by the same rules")
         ->option_text("FILE");
+    sub->footer("Example: gdn bench M --shrink 8 --quick");
     return sub;
   }
 
   Result<int> run() override {
+    if (!output_.empty()) {
+      std::vector<std::string> inputs = input_.files();
+      if (!judge_.empty()) inputs.push_back(judge_);
+      GDN_RETURN_IF_ERROR(check_output(output_, inputs));
+    }
     if (!judge_.empty()) return judge_file();
     std::vector<Operation> operations;
     GDN_RETURN_IF_ERROR(parse_operations(operations));
@@ -295,6 +304,10 @@ class Bench : public Command {
     Result<Sample*> found = sample_of(one);
     if (!found) return found.status();
     Sample& sample = **found;
+    if (machine_->device().kind == Device::Kind::kCpu) {
+      GDN_RETURN_IF_ERROR(check_memory(sample.batch, one.partition.local_tokens(one.rank),
+                                       one.partition.num_documents()));
+    }
     Result<Case> what = Case::make(*machine_, one.partition, one.rank, sample.batch, false);
     if (!what) return what.status();
     std::vector<Runner> runners;

@@ -78,11 +78,12 @@ class Check : public Command {
     sub->option_defaults()->group("Options");
     sub->add_option(
            "--bar", bar_,
-           "rel-RMS that every tensor must keep, instead of its own bar against the reference")
-        ->check(CLI::NonNegativeNumber);
+           "the most rel-RMS against the reference of any tensor, instead of the bar of each")
+        ->check(number(0));
     sub->add_flag("--against-one-rank", one_rank_,
                   "also compare with one rank of the same backend");
     sub->add_flag("--json", json_, "as JSON");
+    sub->footer("Example: gdn check --docs 300,0,212 --ranks 3 --against-one-rank");
     return sub;
   }
 

@@ -17,10 +17,12 @@ class Info : public Command {
     sub->option_defaults()->group("Problem");
     shape_.add_to(*sub, "16,48");
     sub->add_option("--dtype", dtype_, "of q, k, v: bf16, fp32 or fp64 [default: bf16]");
-    sub->add_option("--backend", backend_, "as if this one were forced");
+    sub->add_option("--backend", backend_, "ask for this one by name, as if it were forced")
+        ->check(not_empty());
     operator_.add_to(*sub);
     sub->option_defaults()->group("Options");
     sub->add_flag("--json", json_, "as JSON");
+    sub->footer("Example: gdn info --heads 16,48 --norm");
     return sub;
   }
 
@@ -33,6 +35,7 @@ class Info : public Command {
                     .operand = DType::kBFloat16,
                     .device = {},
                     .options = operator_.options()};
+    GDN_RETURN_IF_ERROR(check_operator(problem.options));
     GDN_RETURN_IF_ERROR(
         shape_.apply(problem.heads_qk, problem.heads_v, problem.dim_k, problem.dim_v));
     const Result<DType> dtype = parse_dtype(dtype_);

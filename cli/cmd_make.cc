@@ -3,6 +3,8 @@
 
 #include "command.h"
 #include "io/batch_file.h"
+#include "io/file.h"
+#include "memory.h"
 #include "options.h"
 #include "progress.h"
 #include "text_batch.h"
@@ -29,19 +31,21 @@ class Make : public Command {
     sub->add_flag("--split", split_, "with --text: parts between blank lines are documents")
         ->needs(text);
     sub->add_option("--max-tokens", max_tokens_, "with --text: stop after so many tokens")
-        ->check(at_least(1))
+        ->transform(integer(1))
         ->needs(text);
     sub->add_option("--model-dim", model_dim_,
                     "with --text: width of the embedding of a byte [default: 256]")
-        ->check(at_least(1))
+        ->transform(integer(1))
         ->needs(text);
     recipe_.add_to(*sub);
     for (const char* name : {"--gates", "--keys", "--beta"}) text->excludes(name);
     operator_.add_to(*sub, false);
+    sub->footer("Example: gdn make batch.safetensors --docs 300,0,212 --heads 2,6 --seed 1");
     return sub;
   }
 
   Result<int> run() override {
+    GDN_RETURN_IF_ERROR(check_output(output_, files_));
     Result<Batch> batch = files_.empty() ? from_recipe() : from_text();
     if (!batch) return batch.status();
     {
@@ -63,6 +67,7 @@ class Make : public Command {
                           "expected documents: --docs LENGTHS, --workload LETTER or --text FILES"};
     }
     GDN_RETURN_IF_ERROR(recipe_.apply(operator_, *spec));
+    GDN_RETURN_IF_ERROR(check_memory(*spec, false));
     const Progress progress("making");
     return make_batch(*spec);
   }
@@ -78,7 +83,11 @@ class Make : public Command {
     spec.batch.operand = DType::kBFloat16;
     GDN_RETURN_IF_ERROR(recipe_.apply(operator_, spec.batch));
     int64_t tokens = 0;
-    for (const std::string& text : spec.documents) tokens += static_cast<int64_t>(text.size());
+    for (const std::string& text : spec.documents) {
+      spec.batch.documents.push_back(static_cast<int64_t>(text.size()));
+      tokens += spec.batch.documents.back();
+    }
+    GDN_RETURN_IF_ERROR(check_memory(spec.batch, false, text_tables_bytes(spec)));
     Progress progress("reading text", tokens);
     return make_text_batch(spec, [&](int64_t done) { progress.advance(done); });
   }

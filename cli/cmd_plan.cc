@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <climits>
 
 #include "command.h"
 #include "gdn/backend.h"
@@ -66,21 +67,24 @@ class PlanCommand : public Command {
     documents_.add_to(*sub);
     sub->add_option("--cu-from", cu_from_, "take cu_seqlens [N+1] of this safetensors file")
         ->option_text("FILE")
+        ->check(not_empty())
         ->excludes("--docs")
         ->excludes("--workload");
     partition_.add_to(*sub);
     sub->option_defaults()->group("Plan of one rank");
-    sub->add_option("--rank", rank_, "describe the plan of this rank, 0 to W-1");
+    sub->add_option("--rank", rank_, "describe the plan of this rank, 0 to W-1")
+        ->transform(integer(0, INT_MAX));
     shape_.add_to(*sub, "the workload's or file's, or 2,6");
     sub->add_option(
            "--workers", workers_,
            "SMs or threads that should have work [default: as the fastest CPU backend asks]")
-        ->check(at_least(1));
+        ->transform(integer(1));
     sub->add_option("--tile", tile_, "tokens, a multiple of 64 [default: 0, off]")
-        ->check(at_least(0));
+        ->transform(integer(0));
     sub->add_option("--exchange", exchange_, "auto, allgather or a2a [default: auto]");
     sub->option_defaults()->group("Options");
     sub->add_flag("--json", json_, "as JSON");
+    sub->footer("Example: gdn plan --docs 3000,4000,3240 --ranks 4 --layout zigzag --rank 1");
     return sub;
   }
 
@@ -103,7 +107,7 @@ class PlanCommand : public Command {
     if (!partition) return partition.status();
     const Result<ExchangePolicy> policy = parse_exchange(exchange_);
     if (!policy) return policy.status();
-    if (rank_ && (*rank_ < 0 || *rank_ >= partition->world_size())) {
+    if (rank_ && *rank_ >= partition->world_size()) {
       return Status{ErrorCode::kInvalidArgument, fmt::format("--rank: expected 0 to {}, got {}",
                                                              partition->world_size() - 1, *rank_)};
     }

@@ -4,6 +4,7 @@
 #include "command.h"
 #include "input.h"
 #include "io/batch_file.h"
+#include "io/file.h"
 #include "progress.h"
 
 namespace gdn::cli {
@@ -25,6 +26,7 @@ class Run : public Command {
     sub->add_flag("--no-final-state", no_final_state_, "leave final_state out");
     partition_.add_to(*sub);
     engine_.add_to(*sub);
+    sub->footer("Example: gdn run batch.safetensors -o out.safetensors --ranks 3 --layout zigzag");
     return sub;
   }
 
@@ -32,6 +34,7 @@ class Run : public Command {
     RunOptions options;
     GDN_RETURN_IF_ERROR(partition_.apply(options));
     GDN_RETURN_IF_ERROR(engine_.apply(options));
+    GDN_RETURN_IF_ERROR(check_output(output_, {&input_.path(), 1}));
     const Result<Batch> batch = input_.load();
     if (!batch) return batch.status();
     Result<BatchResult> result = [&] {

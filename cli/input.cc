@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "memory.h"
 #include "progress.h"
 
 namespace gdn::cli {
@@ -20,6 +21,10 @@ Result<Batch> load_file(const std::string& path, const RecipeOptions& recipe,
   const Progress progress("reading " + path);
   Result<LoadedBatch> loaded = load_batch(path, options);
   if (!loaded) return loaded.status();
+  GDN_RETURN_IF_ERROR(check_operator(loaded->batch.problem.options));
+  if (const Status fits = check_memory(loaded->batch); !fits) {
+    return Status{fits.code(), path + ": " + fits.message()};
+  }
   if (!loaded->ignored.empty()) {
     print_note(fmt::format("{}: ignored {}", path, fmt::join(loaded->ignored, ", ")));
   }
@@ -33,7 +38,7 @@ void Input::add_to(CLI::App& app, bool with_recipe) {
       "safetensors file with q, k [T, H, K], v [T, HV, V], g (natural-log decay), beta [T, HV], "
       "cu_seqlens [N+1] (I32 or I64); optional do [T, HV, V], initial_state, dfinal_state "
       "[N, HV, K, V] fp32, A_log, dt_bias [HV]. A batch dimension before T is taken too");
-  file->option_text("FILE");
+  file->option_text("FILE")->check(not_empty());
   if (with_recipe) {
     documents_.add_to(app);
     recipe_.add_to(app);
@@ -46,7 +51,8 @@ void Input::add_to(CLI::App& app, bool with_recipe) {
     file->required();
     app.option_defaults()->group("Operands");
     app.add_option("--dtype", recipe_.dtype,
-                   "convert q, k, v, do to bf16, fp32 or fp64 first [default: as in the file]");
+                   "convert q, k, v, do to bf16, fp32 or fp64 first [default: as in the file]")
+        ->check(not_empty());
     app.add_flag("--forward-only", recipe_.forward_only, "ignore do and dfinal_state");
   }
   operator_.add_to(app);
@@ -61,6 +67,7 @@ Result<Batch> Input::load() const {
                                          "expected a file, --docs LENGTHS or --workload LETTER"};
     }
     GDN_RETURN_IF_ERROR(recipe_.apply(operator_, *spec));
+    GDN_RETURN_IF_ERROR(check_memory(*spec, true));
     const Progress progress("making");
     return make_batch(*spec);
   }

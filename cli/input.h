@@ -19,6 +19,7 @@ class Input {
   void add_to(CLI::App& app, bool with_recipe);
   // Reads or makes it.
   Result<Batch> load() const;
+  const std::string& path() const { return path_; }  // empty: a recipe
   // "x.safetensors", "workload M / 8" or "docs 3,4"
   std::string name() const;
 

@@ -4,6 +4,7 @@
 #include <exception>
 #include <new>
 
+#include "base/thread_pool.h"
 #include "command.h"
 #include "gdn/gdn.h"
 #include "help.h"
@@ -12,11 +13,23 @@ namespace {
 
 using namespace gdn::cli;  // NOLINT: this file is the program
 
+// As every other error of the program, and where to read on.
+std::string failure(const CLI::App* app, const CLI::Error& error) {
+  const auto parsed = app->get_subcommands();
+  const std::string command = parsed.empty() ? "" : parsed.front()->get_name();
+  return "gdn: " + (command.empty() ? "" : command + ": ") + error.what() + "\nSee gdn " +
+         (command.empty() ? "" : command + " ") + "--help\n";
+}
+
 int run(int argc, char** argv) {
   CLI::App app{
-      "Gated DeltaNet on packed documents over ranks: plan, make data, run, check and time.\n"
-      "Exit status: 0 done, 1 a check failed, 2 bad use or input.",
+      "Gated DeltaNet on packed documents over ranks: plan, make data, run, check and time.",
       "gdn"};
+  app.footer(
+      "gdn SUBCOMMAND --help lists its options. A first look: gdn check --docs 300,212 --ranks 2\n"
+      "Environment: GDN_NUM_THREADS (default: the cores), GDN_BACKEND (a backend by name).\n"
+      "Exit status: 0 done, 1 a check failed, 2 bad use or input.");
+  app.failure_message(failure);
   app.set_version_flag("--version", std::string("gdn ") + gdn::version());
   app.require_subcommand(1);
   app.formatter(std::make_shared<HelpFormatter>());  // before the subcommands, which inherit it
@@ -41,6 +54,10 @@ int run(int argc, char** argv) {
       return kBadUse;
     }
     return app.exit(error) == 0 ? kSuccess : kBadUse;
+  }
+  if (const gdn::Status threads = gdn::check_num_threads(); !threads) {
+    print_note(threads.message());
+    return kBadUse;
   }
   for (size_t i = 0; i < commands.size(); ++i) {
     if (!entries[i]->parsed()) continue;

@@ -1,12 +1,14 @@
 #include "options.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <charconv>
+#include <cmath>
 
 namespace gdn::cli {
 namespace {
+
+constexpr int kMostRanks = 4096;  // each is a thread of this process
 
 Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
@@ -35,35 +37,69 @@ bool parse_number(const std::string& text, int64_t& value) {
   return error == std::errc() && stop == end;
 }
 
-// Refuses operands that cannot fit, before anything is allocated: counted in doubles, since the
-// byte count itself may not fit an integer.
-Status check_memory(const BatchSpec& spec) {
-  double tokens = static_cast<double>(spec.slack);
-  for (int64_t length : spec.documents) tokens += static_cast<double>(length);
-  const auto element = static_cast<double>(size_of(spec.operand));
-  const auto width = static_cast<double>(spec.heads_qk) * static_cast<double>(spec.dim_k) +
-                     static_cast<double>(spec.heads_v) * static_cast<double>(spec.dim_v);
-  const double needed = 2 * tokens * width * element;  // q, k and v, do
-  const double have =
-      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
-  if (needed <= have) return Status::ok();
-  return invalid(
-      fmt::format("operands of {:.0f} tokens need {:.1f} GiB, this machine has {:.1f}: "
-                  "take fewer tokens or heads, or --shrink",
-                  tokens, needed / (1 << 30), have / (1 << 30)));
+bool parse_number(const std::string& text, double& value) {
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && stop == end && std::isfinite(value);
 }
 
 }  // namespace
 
-CLI::Validator at_least(int64_t low) {
+CLI::Option* add_list(CLI::App& app, const std::string& name, std::vector<int64_t>& values,
+                      int64_t low, size_t most, const std::string& description) {
+  return app.add_option_function<std::string>(
+      name,
+      [&values, name, low, most](const std::string& text) {
+        values.clear();
+        for (const std::string& item : split(text, ',')) {
+          values.push_back(0);
+          if (!parse_number(item, values.back()) || values.back() < low) {
+            throw CLI::ValidationError(
+                name,
+                fmt::format("expected integers of at least {}, apart by ',', got '{}'", low, text));
+          }
+        }
+        if (values.size() > most) {
+          throw CLI::ValidationError(
+              name, fmt::format("expected at most {} integers, got '{}'", most, text));
+        }
+      },
+      description);
+}
+
+CLI::Validator not_empty() {
+  return CLI::Validator(
+      [](std::string& text) {
+        return text.empty() ? std::string("expected a text, got ''") : std::string();
+      },
+      "");
+}
+
+CLI::Validator integer(int64_t low, int64_t high) {
+  return CLI::Validator(
+      [low, high](std::string& text) {
+        int64_t value = 0;
+        if (parse_number(text, value) && value >= low && value <= high) {
+          text = std::to_string(value);  // CLI11 reads 010 as octal
+          return std::string();
+        }
+        return high == INT64_MAX
+                   ? fmt::format("expected an integer of at least {}, got '{}'", low, text)
+                   : fmt::format("expected an integer from {} to {}, got '{}'", low, high, text);
+      },
+      "");
+}
+
+CLI::Validator number(double low) {
   return CLI::Validator(
       [low](std::string& text) {
-        int64_t value = 0;
-        return parse_number(text, value) && value >= low
-                   ? std::string()
-                   : fmt::format("expected an integer of at least {}, got '{}'", low, text);
+        double value = 0;
+        if (parse_number(text, value) && value >= low) return std::string();
+        return std::isfinite(low)
+                   ? fmt::format("expected a number of at least {}, got '{}'", low, text)
+                   : fmt::format("expected a finite number, got '{}'", text);
       },
-      fmt::format("INT >= {}", low));
+      "");
 }
 
 Result<DType> parse_dtype(const std::string& name) {
@@ -88,19 +124,14 @@ const char* dtype_name(DType dtype) {
 
 // ---- Shape --------------------------------------------------------------------------------------
 void ShapeOptions::add_to(CLI::App& app, const std::string& default_heads) {
-  app.add_option("--heads", heads,
-                 "of q and k; of v, a multiple of H; one number for both "
-                 "[default: " +
-                     default_heads + "]")
-      ->delimiter(',')
-      ->expected(1, 2)
-      ->option_text("H[,HV]")
-      ->check(at_least(1));
-  app.add_option("--dim", dim, "head dims of q and k; of v; one number for both [default: 128]")
-      ->delimiter(',')
-      ->expected(1, 2)
-      ->option_text("K[,V]")
-      ->check(at_least(1));
+  add_list(
+      app, "--heads", heads, 1, 2,
+      "how many heads: H of q and k, HV of v, a multiple of H; one number for both [default: " +
+          default_heads + "]")
+      ->option_text("H[,HV]");
+  add_list(app, "--dim", dim, 1, 2,
+           "elements of a head: K of q and k, V of v; one number for both [default: 128]")
+      ->option_text("K[,V]");
 }
 
 Status ShapeOptions::apply(int64_t& heads_qk, int64_t& heads_v, int64_t& dim_k,
@@ -125,8 +156,10 @@ void OperatorOptions::add_to(CLI::App& app, bool with_scale) {
                "dt_bias [HV]");
   app.add_flag("--beta-sigmoid,!--no-beta-sigmoid", sigmoid_, "beta holds b; beta = sigmoid(b)");
   app.add_flag("--neg-eigval,!--no-neg-eigval", negative_,
-               "with --beta-sigmoid: beta = 2 sigmoid(b)");
-  if (with_scale) app.add_option("--scale", scale_, "factor of o [default: K^-0.5]");
+               "only with --beta-sigmoid: beta = 2 sigmoid(b)");
+  if (with_scale) {
+    app.add_option("--scale", scale_, "factor of o [default: K^-0.5]")->check(number());
+  }
 }
 
 std::optional<bool> OperatorOptions::given(const char* name, bool value) const {
@@ -153,18 +186,25 @@ void OperatorOptions::apply(LoadOptions& load) const {
   load.allow_neg_eigval = given("--neg-eigval", negative_);
 }
 
+Status check_operator(const Options& options) {
+  if (!options.allow_neg_eigval || options.beta_sigmoid) return Status::ok();
+  return invalid(
+      "--neg-eigval (allow_neg_eigval): expected --beta-sigmoid beside it, as it means beta = "
+      "2 sigmoid(b); a beta that is no raw b may be up to 2 without it");
+}
+
 // ---- Documents ----------------------------------------------------------------------------------
 void DocumentOptions::add_to(CLI::App& app) {
   app.option_defaults()->group("Documents");
   auto* workload_option = app.add_option(
       "--workload", letter, "documents and heads of a named workload, A to N (docs/workloads.md)");
+  workload_option->option_text("LETTER")->check(not_empty());
   app.add_option("--shrink", shrink, "divide the workload's document lengths by this")
-      ->check(at_least(1))
+      ->transform(integer(1))
       ->needs(workload_option);
-  app.add_option("--docs", lengths, "document lengths in tokens, e.g. 3000,4000,3240; 0 is legal")
-      ->delimiter(',')
+  add_list(app, "--docs", lengths, 0, SIZE_MAX,
+           "document lengths in tokens, e.g. 3000,4000,3240; 0 is legal")
       ->option_text("N,...")
-      ->check(at_least(0))
       ->excludes(workload_option);
 }
 
@@ -183,9 +223,11 @@ Result<BatchSpec> DocumentOptions::spec() const {
 void RecipeOptions::add_to(CLI::App& app) {
   app.option_defaults()->group("Operands");
   shape.add_to(app, "the workload's, or 2,6");
-  app.add_option("--dtype", dtype, "of q, k, v: bf16, fp32 or fp64 [default: bf16]");
+  app.add_option("--dtype", dtype, "of q, k, v: bf16, fp32 or fp64 [default: bf16]")
+      ->check(not_empty());
   app.add_option("--gate-dtype", gate_dtype,
-                 "of g and beta: bf16 or fp32 [default: fp32; fp64 with --dtype fp64]");
+                 "of g and beta: bf16 or fp32 [default: fp32; fp64 with --dtype fp64]")
+      ->check(not_empty());
   app.add_option("--gates", gates,
                  "recipe of g: model, slow, fla, zero, strong, mixed, spike, inf [default: model]");
   app.add_option("--keys", keys,
@@ -197,8 +239,8 @@ void RecipeOptions::add_to(CLI::App& app) {
   app.add_flag("--dfinal-state", dfinal_state, "also a random dfinal_state [N, HV, K, V]");
   app.add_flag("--forward-only", forward_only, "no do, hence no backward");
   app.add_option("--slack", slack, "rows past the last document, filled with NaN")
-      ->check(at_least(0));
-  app.add_option("--seed", seed, "of all random numbers [default: 0]");
+      ->transform(integer(0));
+  app.add_option("--seed", seed, "of all random numbers [default: 0]")->transform(integer(0));
 }
 
 Status RecipeOptions::apply(const OperatorOptions& op, BatchSpec& spec) const {
@@ -211,6 +253,7 @@ Status RecipeOptions::apply(const OperatorOptions& op, BatchSpec& spec) const {
     *target = *parsed;
   }
   spec.options = op.options();
+  GDN_RETURN_IF_ERROR(check_operator(spec.options));
   spec.gates = gates;
   spec.keys = keys;
   spec.beta = beta;
@@ -219,33 +262,34 @@ Status RecipeOptions::apply(const OperatorOptions& op, BatchSpec& spec) const {
   spec.backward = !forward_only;
   spec.slack = slack;
   spec.seed = seed;
-  return check_memory(spec);
+  return Status::ok();
 }
 
 // ---- Partition ----------------------------------------------------------------------------------
 void PartitionOptions::add_to(CLI::App& app) {
   app.option_defaults()->group("Ranks");
   auto* ranks = app.add_option("--ranks", world_size, "W: how many share the tokens [default: 1]")
-                    ->check(at_least(1));
+                    ->transform(integer(1, kMostRanks));
   auto* layout_option = app.add_option(
       "--layout", layout, "contiguous, zigzag or zigzag_per_document [default: contiguous]");
   app.add_option("--fragments", fragments,
                  "an explicit layout: doc:offset:length in tokens, fragments apart by ',', ranks "
                  "by '/', e.g. 0:0:64,1:0:10/0:64:36")
       ->option_text("D:O:L,...")
+      ->check(not_empty())
       ->excludes(ranks)
       ->excludes(layout_option);
 }
 
 Status PartitionOptions::apply(RunOptions& run) const {
-  constexpr int kMostRanks = 4096;  // each is a thread of this process
-  if (world_size > kMostRanks) {
-    return invalid(fmt::format("--ranks: expected at most {}, got {}", kMostRanks, world_size));
-  }
   run.world_size = world_size;
   if (!fragments.empty()) {
     auto parsed = parse_fragments(fragments);
     if (!parsed) return parsed.status();
+    if (parsed->size() > kMostRanks) {
+      return invalid(fmt::format("--fragments: expected at most {} ranks, got {}", kMostRanks,
+                                 parsed->size()));
+    }
     run.layout = Layout::kExplicit;
     run.fragments = std::move(*parsed);
     run.world_size = static_cast<int>(run.fragments.size());
@@ -291,11 +335,12 @@ Result<std::vector<std::vector<Fragment>>> parse_fragments(const std::string& te
 void EngineOptions::add_to(CLI::App& app) {
   app.option_defaults()->group("Engine");
   app.add_option("--backend", backend,
-                 "force one by name (gdn info lists them) [default: fastest]");
+                 "force one by name (gdn info lists them) [default: the fastest that takes it]")
+      ->check(not_empty());
   app.add_option("--tile", tile,
                  "tokens, a multiple of 64: results independent of the number of ranks where cuts "
                  "are multiples of it [default: 0, off]")
-      ->check(at_least(0));
+      ->transform(integer(0));
   app.add_option("--exchange", exchange,
                  "auto, allgather or a2a: how boundary states travel [default: auto]");
   app.add_flag("--recompute", recompute, "save nothing for the backward; it recomputes");
@@ -321,7 +366,9 @@ std::string summary(const Batch& batch) {
   out += fmt::format(", {}", dtype_name(p.operand));
   if (p.options.qk_l2norm) out += ", norm inside";
   if (p.options.gate_in_kernel) out += ", gate inside";
-  if (p.options.beta_sigmoid) out += ", sigmoid inside";
+  if (p.options.beta_sigmoid) {
+    out += p.options.allow_neg_eigval ? ", 2 sigmoid inside" : ", sigmoid inside";
+  }
   return out;
 }
 

@@ -1,6 +1,7 @@
 // Options that several subcommands share, and what they mean to the library.
 #pragma once
 
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,8 +13,15 @@
 
 namespace gdn::cli {
 
-// Integers of at least `low`, refused in those words.
-CLI::Validator at_least(int64_t low);
+// An option of integers apart by ',', at most `most` of them; an empty place is an error.
+CLI::Option* add_list(CLI::App& app, const std::string& name, std::vector<int64_t>& values,
+                      int64_t low, size_t most, const std::string& description);
+// For check(): what `--name "$unset"` gives is no value.
+CLI::Validator not_empty();
+// For transform(): integers from low to high, refused in those words; leading zeros are decimal.
+CLI::Validator integer(int64_t low, int64_t high = INT64_MAX);
+// For check(): finite numbers, of at least `low`.
+CLI::Validator number(double low = -std::numeric_limits<double>::infinity());
 
 Result<DType> parse_dtype(const std::string& name);  // bf16, fp32, fp64
 const char* dtype_name(DType dtype);
@@ -40,6 +48,9 @@ struct OperatorOptions {
   double scale_ = 0;
   CLI::App* app_ = nullptr;
 };
+
+// Refuses options that do not go together, in the words of the command.
+Status check_operator(const Options& options);
 
 // Which documents: --workload and --shrink, or --docs.
 struct DocumentOptions {

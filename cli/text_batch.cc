@@ -123,6 +123,16 @@ Result<std::vector<std::string>> read_documents(const std::vector<std::string>& 
   return documents;
 }
 
+double text_tables_bytes(const TextSpec& spec) {
+  const auto wide = [](int64_t heads, int64_t dim) {
+    return static_cast<double>(heads) * static_cast<double>(dim);
+  };
+  const double channels = 2 * wide(spec.batch.heads_qk, spec.batch.dim_k) +
+                          wide(spec.batch.heads_v, spec.batch.dim_v + 2);  // a and b beside v
+  // the projections, their taps, and one embedding
+  return sizeof(double) * (channels * (kBytes + kWidth) + wide(kBytes, spec.model_dim));
+}
+
 Result<Batch> make_text_batch(const TextSpec& spec, const std::function<void(int64_t)>& progress) {
   // Everything that does not come from the text (do, states, A_log, dt_bias, slack) as recipes
   // make it; the rest is overwritten.

@@ -14,8 +14,7 @@ namespace gdn::cli {
 struct TextSpec {
   std::vector<std::string> documents;  // bytes; a token is a byte
   int64_t model_dim = 256;             // width of the embedding
-  BatchSpec
-      batch;  // heads, dims, dtypes, options, seed, what is optional; not its documents, recipes
+  BatchSpec batch;  // heads, dims, dtypes, options, seed, what is optional; not its recipes
 };
 
 // Files as documents, or with `split` their parts between blank lines; together at most max_tokens
@@ -23,6 +22,9 @@ struct TextSpec {
 // tokens.
 Result<std::vector<std::string>> read_documents(const std::vector<std::string>& paths, bool split,
                                                 int64_t max_tokens);
+
+// Of the tables that make_text_batch keeps beside the batch: a projected row for each byte.
+double text_tables_bytes(const TextSpec& spec);
 
 // x = E[byte] in R^model_dim;  q, k, v = silu(conv4(W x)), causal within the document; q and k
 // L2-normalised unless the options leave that to the kernel;  g = -exp(A_log) softplus(W_a x +

@@ -197,6 +197,12 @@ TEST(Ranks, OneRanksBadArgumentIsEverybodysError) {
       auto refused = Context::make(partition, *communicators[rank], wrong);
       ASSERT_FALSE(refused);
       EXPECT_EQ(refused.status().message(), "rank 1: v: expected a multiple of q's 2 heads, got 3");
+      wrong = problem;
+      wrong.options.allow_neg_eigval = rank == 0;
+      refused = Context::make(partition, *communicators[rank], wrong);
+      ASSERT_FALSE(refused);
+      EXPECT_EQ(refused.status().message().find("rank 0: allow_neg_eigval: expected only with"),
+                0u);
       auto differing = problem;
       if (rank == 2) differing.options.qk_l2norm = true;
       refused = Context::make(partition, *communicators[rank], differing);

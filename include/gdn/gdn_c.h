@@ -64,7 +64,7 @@ typedef struct gdn_problem {
   DLDataType operand; /* of q, k, v */
   DLDevice device;
   double scale; /* 0: dim_k^-0.5 */
-  int qk_l2norm, gate_in_kernel, beta_sigmoid, allow_neg_eigval;
+  int qk_l2norm, gate_in_kernel, beta_sigmoid, allow_neg_eigval; /* the last only with beta_sigmoid */
 } gdn_problem;
 
 /* Optional tensors may be NULL. */

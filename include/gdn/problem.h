@@ -18,7 +18,7 @@ struct Options {
   bool qk_l2norm = false;        // q, k <- x * rsqrt(sum x^2 + 1e-6), inside
   bool gate_in_kernel = false;   // g holds a; log-decay = -exp(A_log) * softplus(a + dt_bias)
   bool beta_sigmoid = false;     // beta holds b; beta = sigmoid(b)
-  bool allow_neg_eigval = false; // with beta_sigmoid: beta = 2 sigmoid(b)
+  bool allow_neg_eigval = false; // only with beta_sigmoid: beta = 2 sigmoid(b)
 
   bool operator==(const Options&) const = default;
 };

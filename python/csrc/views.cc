@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -14,10 +15,20 @@ using torch::headeronly::ScalarType;
 
 constexpr int64_t kAlignment = 256;  // of the core's workspaces
 
-torch::stable::Device torch_device(gdn::Device device) {
-  return device.kind == gdn::Device::Kind::kCuda
-             ? torch::stable::Device(DeviceType::CUDA, device.index)
-             : torch::stable::Device(DeviceType::CPU);
+// Straight through the C ABI: an op looked up by name costs a microsecond more for each tensor.
+Tensor allocate(const int64_t* sizes, int rank, ScalarType dtype, gdn::Device device) {
+  int64_t strides[gdn::TensorView::kMaxRank + 1];
+  int64_t step = 1;
+  for (int i = rank; i-- > 0;) {
+    strides[i] = step;
+    step *= std::max<int64_t>(sizes[i], 1);
+  }
+  const bool cuda = device.kind == gdn::Device::Kind::kCuda;
+  AtenTensorHandle made = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      rank, sizes, strides, static_cast<int32_t>(dtype),
+      cuda ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu(), device.index, &made));
+  return Tensor(made);
 }
 
 // The dimensions of a tensor in one place: every access through the ABI is a call.
@@ -166,7 +177,7 @@ gdn::TensorView state_view(const char* name, const MaybeTensor& tensor, bool v_f
 }
 
 Tensor empty(const std::vector<int64_t>& shape, gdn::DType dtype, gdn::Device device) {
-  return torch::stable::empty(shape, scalar_type_of(dtype), std::nullopt, torch_device(device));
+  return allocate(shape.data(), static_cast<int>(shape.size()), scalar_type_of(dtype), device);
 }
 
 Tensor zeros(const std::vector<int64_t>& shape, gdn::DType dtype, gdn::Device device) {
@@ -177,16 +188,19 @@ Tensor zeros(const std::vector<int64_t>& shape, gdn::DType dtype, gdn::Device de
 
 Tensor empty_like_shape(const Tensor& tensor) {
   const Dims d = dims_of(tensor);
-  return empty({d.size, d.size + d.rank}, dtype_of("tensor", tensor), device_of(tensor));
+  return allocate(d.size, d.rank, tensor.scalar_type(), device_of(tensor));
 }
 
 Tensor aligned_bytes(int64_t bytes, gdn::Device device) {
-  Tensor block = torch::stable::empty({bytes > 0 ? bytes + kAlignment : 0}, ScalarType::Byte,
-                                      std::nullopt, torch_device(device));
+  const int64_t with_slack = bytes > 0 ? bytes + kAlignment : 0;
+  Tensor block = allocate(&with_slack, 1, ScalarType::Byte, device);
   if (bytes == 0) return block;
   const auto address = reinterpret_cast<uintptr_t>(block.data_ptr());
-  const int64_t skip = static_cast<int64_t>(-address % kAlignment);
-  return torch::stable::narrow(block, 0, skip, bytes);
+  const int64_t skip = static_cast<int64_t>(-address % kAlignment), step = 1;
+  AtenTensorHandle aligned = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch__reinterpret_tensor(block.get(), 1, &bytes, &step, skip, &aligned));
+  return Tensor(aligned);
 }
 
 gdn::Memory memory_of(const Tensor& bytes) {

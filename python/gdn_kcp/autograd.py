@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from ._library import ops
-from .errors import typed
+from .errors import InvalidArgumentError, typed
+
+_TENSORS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
 
 
 class Call:
@@ -30,6 +32,27 @@ class Call:
         self.packed = False  # gradient layout of q, k, v
         self.handle = None  # RecomputeHandle
         self.key = None
+
+
+def check_tensors(*inputs) -> None:
+    """Refuses what is no tensor, and the absence of the first five."""
+    for i, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor) and (i < 5 or value is not None):
+            raise InvalidArgumentError(
+                f"{_TENSORS[i]}: expected a tensor, got {type(value).__name__}"
+            )
+
+
+def check_deterministic(value) -> None:
+    if value is not None and value is not True and value is not False:
+        raise InvalidArgumentError(f"deterministic: expected None, True or False, got {value!r}")
+
+
+def refuse(ctx, error: Exception, what: str):
+    """Raises an error that was found before a call began, on the other ranks of ``ctx`` too."""
+    if getattr(ctx, "world_size", 1) > 1:
+        ctx.member.agree(error, 0, what)
+    raise error
 
 
 def _advance(ctx, handle: int) -> None:
@@ -127,15 +150,23 @@ class GatedDeltaRule(torch.autograd.Function):
         return (o, final_state) if call.want_final else o
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do, dfinal_state=None):
-        *inputs, saved = ctx.saved_tensors
-        call = ctx.call
-        gradients = run_backward(
-            call, tuple(inputs), do, dfinal_state, saved if call.save else None, call.packed
-        )
-        needed = ctx.needs_input_grad
-        return (None, *(d if needed[i + 1] else None for i, d in enumerate(gradients)))
+        # The decorator costs ten microseconds, and has something to do only under create_graph.
+        gradients = _gradients_once if torch.is_grad_enabled() else _gradients
+        return gradients(ctx, do, dfinal_state)
+
+
+def _gradients(ctx: Any, do, dfinal_state):
+    *inputs, saved = ctx.saved_tensors
+    call = ctx.call
+    gradients = run_backward(
+        call, tuple(inputs), do, dfinal_state, saved if call.save else None, call.packed
+    )
+    needed = ctx.needs_input_grad
+    return (None, *[d if needed[i] else None for i, d in enumerate(gradients, 1)])
+
+
+_gradients_once = torch.autograd.function.once_differentiable(_gradients)
 
 
 def is_packed_row(q, k, v) -> bool:
@@ -158,7 +189,10 @@ def apply(call: Call, *inputs):
     if handle is not None:
         q, v = inputs[0], inputs[2]
         call.key = (tuple(q.shape), tuple(v.shape), q.dtype, call.scale, call.flags)
-        call.again = handle.take(call.key)
+        try:
+            call.again = handle.take(call.key)
+        except InvalidArgumentError as error:
+            refuse(call.ctx, error, "forward")
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
         call.packed = is_packed_row(*inputs[:3])
         result = GatedDeltaRule.apply(call, *inputs)

@@ -6,7 +6,7 @@ import torch
 
 from . import traced  # noqa: F401: registers what torch.compile needs
 from ._library import BETA_SIGMOID, GATE_IN_KERNEL, L2NORM, NEG_EIGVAL, STATE_V_FIRST, ops
-from .autograd import Call, apply, autocast
+from .autograd import Call, apply, autocast, check_deterministic, check_tensors, refuse
 from .context import Context
 from .errors import InvalidArgumentError, typed
 
@@ -28,8 +28,36 @@ def host_cu_seqlens(cu_seqlens, cu_seqlens_cpu) -> torch.Tensor | None:
     given = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
     if given is None:
         return None
-    _tensor("cu_seqlens", given)
-    return given.detach().to("cpu", copy=True)
+    _tensor("cu_seqlens" if cu_seqlens_cpu is None else "cu_seqlens_cpu", given)
+    if cu_seqlens_cpu is not None and cu_seqlens is not None and cu_seqlens is not cu_seqlens_cpu:
+        _tensor("cu_seqlens", cu_seqlens)
+        both_here = cu_seqlens.is_cpu and cu_seqlens_cpu.is_cpu
+        if cu_seqlens.shape != cu_seqlens_cpu.shape or (
+            both_here and not bool((cu_seqlens == cu_seqlens_cpu).all())
+        ):
+            raise InvalidArgumentError(
+                f"cu_seqlens_cpu: expected a copy of cu_seqlens {list(cu_seqlens.shape)}, got other "
+                f"offsets {list(cu_seqlens_cpu.shape)}"
+            )
+    return given.clone() if given.is_cpu else given.cpu()
+
+
+def _check_context(ctx, cu_seqlens, cu_seqlens_cpu) -> None:
+    """A context knows its documents; offsets beside it must be its own, local or global."""
+    if not isinstance(ctx, Context):
+        raise InvalidArgumentError(
+            f"cp_context: expected a gdn_kcp.Context, got {type(ctx).__name__}"
+        )
+    for name, cu in (("cu_seqlens", cu_seqlens), ("cu_seqlens_cpu", cu_seqlens_cpu)):
+        if cu is None:
+            continue
+        _tensor(name, cu)
+        own = (ctx.local_cu_seqlens, ctx.partition.cu_seqlens)
+        if not any(cu.shape == o.shape and (not cu.is_cpu or bool((cu == o).all())) for o in own):
+            raise InvalidArgumentError(
+                f"{name}: expected none beside cp_context, or its own offsets, local or global, "
+                f"got others of {cu.numel()} entries"
+            )
 
 
 def chunk_gated_delta_rule(
@@ -102,27 +130,27 @@ def chunk_gated_delta_rule(
         | (NEG_EIGVAL if allow_neg_eigval else 0)
         | (STATE_V_FIRST if state_v_first else 0)
     )
-    for name, value in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta)):
-        if not isinstance(value, torch.Tensor):
-            _tensor(name, value)
-    if use_gate_in_kernel:
-        if A_log is None:
-            raise InvalidArgumentError("A_log: expected [HV] with use_gate_in_kernel, got none")
-        A_log, dt_bias = _wide(A_log), _wide(dt_bias)
-    elif A_log is not None or dt_bias is not None:
-        raise InvalidArgumentError(
-            "A_log, dt_bias: expected only with use_gate_in_kernel=True, got it False"
-        )
-    if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
-        raise InvalidArgumentError(
-            "allow_neg_eigval: expected only with use_beta_sigmoid_in_kernel=True, got it False"
-        )
+    try:
+        check_tensors(q, k, v, g, beta, A_log, dt_bias, initial_state)
+        check_deterministic(deterministic)
+        if use_gate_in_kernel:
+            if A_log is None:
+                raise InvalidArgumentError("A_log: expected [HV] with use_gate_in_kernel, got none")
+            A_log, dt_bias = _wide(A_log), _wide(dt_bias)
+        elif A_log is not None or dt_bias is not None:
+            raise InvalidArgumentError(
+                "A_log, dt_bias: expected only with use_gate_in_kernel=True, got it False"
+            )
+        if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
+            raise InvalidArgumentError(
+                "allow_neg_eigval: expected only with use_beta_sigmoid_in_kernel=True, got it False"
+            )
+        if cp_context is not None:
+            _check_context(cp_context, cu_seqlens, cu_seqlens_cpu)
+    except InvalidArgumentError as error:
+        refuse(cp_context, error, "forward")
     q, k, v = autocast(q.device.type, q, k, v)
     if cp_context is not None:
-        if not isinstance(cp_context, Context):
-            raise InvalidArgumentError(
-                f"cp_context: expected a gdn_kcp.Context, got {type(cp_context).__name__}"
-            )
         call = Call(cp_context, None, scale, flags, output_final_state)
         return apply(call, q, k, v, g, beta, A_log, dt_bias, initial_state)
     if torch.compiler.is_compiling():

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ._library import exchange_flags, ops
-from .errors import InvalidArgumentError, typed
+from .errors import InvalidArgumentError, UnsupportedError, typed
 from .groups import member_of
 from .partition import Partition
 
@@ -54,6 +54,22 @@ class Context:
         return known
 
 
+def usable_device(device) -> torch.device:
+    """The device, if torch can hold a tensor there."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InvalidArgumentError(f"device: expected cpu or cuda, got {device!r}") from None
+    try:
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch without CUDA
+        why = str(error).split("\n")[0]
+        raise UnsupportedError(
+            f"device: expected cpu, or a GPU that torch can use, got {found}: {why}"
+        ) from None
+    return found
+
+
 def build_context(
     partition: Partition,
     group,
@@ -90,7 +106,7 @@ def build_context(
             raise InvalidArgumentError(
                 f"conv_kernel_size: expected 1 to 8, got {conv_kernel_size}"
             )
-        context = Context(partition, member, torch.device(device), conv_kernel_size)
+        context = Context(partition, member, usable_device(device), conv_kernel_size)
         fragments = context.local_cu_seqlens.numel() - 1
         for name, limit, held in (
             ("max_tokens", max_tokens, context.local_tokens),

@@ -8,6 +8,7 @@ import torch
 
 from . import traced  # noqa: F401: registers what torch.compile needs
 from ._library import ops
+from .autograd import refuse
 from .chunk import host_cu_seqlens
 from .context import Context
 from .errors import InvalidArgumentError, typed
@@ -147,10 +148,22 @@ def causal_conv1d(
 
     Source: src/conv/causal_conv.h.
     """
-    if activation not in ("silu", "swish", None):
-        raise InvalidArgumentError(
-            f"activation: expected 'silu', 'swish' or None, got {activation!r}"
-        )
+    try:
+        for name, value in (("x", x), ("weight", weight), ("bias", bias)):
+            if not isinstance(value, torch.Tensor) and (name != "bias" or value is not None):
+                raise InvalidArgumentError(
+                    f"{name}: expected a tensor, got {type(value).__name__}"
+                )
+        if activation not in ("silu", "swish", None):
+            raise InvalidArgumentError(
+                f"activation: expected 'silu', 'swish' or None, got {activation!r}"
+            )
+        if cp_context is not None and not isinstance(cp_context, Context):
+            raise InvalidArgumentError(
+                f"cp_context: expected a gdn_kcp.Context, got {type(cp_context).__name__}"
+            )
+    except InvalidArgumentError as error:
+        refuse(cp_context, error, "causal_conv1d")
     if weight.dim() == 3 and weight.shape[1] == 1:
         weight = weight.squeeze(1)
     silu = activation is not None

@@ -48,13 +48,24 @@ _BY_CODE = {
 }
 _CODE_OF = {error: code for code, error in _BY_CODE.items()}
 _TEXT = re.compile(r"gdn_kcp: (\d+): (.*)", re.DOTALL)
+# What torch says of an argument that an op's schema does not take, and its names beside ours.
+_SCHEMA = re.compile(
+    r"Expected a value of type '([^']+)' for argument '(\w+)' but instead found type '([^']+)'"
+)
+_OUR_NAME = {"want_final": "output_final_state", "d_o": "do"}
 
 
 def typed(error: RuntimeError) -> RuntimeError:
     """The typed error of what an op threw; any other error as it is."""
-    found = _TEXT.search(str(error))
-    if isinstance(error, Error) or not found:
+    if isinstance(error, Error):
         return error
+    found = _TEXT.search(str(error))
+    if not found:
+        schema = _SCHEMA.search(str(error))
+        if not schema:
+            return error
+        expected, name, got = schema.groups()
+        return InvalidArgumentError(f"{_OUR_NAME.get(name, name)}: expected {expected}, got {got}")
     # What C++ threw may carry a trace after its own lines.
     message = found.group(2).split("\nException raised from")[0].rstrip()
     return _BY_CODE.get(int(found.group(1)), Error)(message)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 
 from ._library import ops
-from .errors import typed
+from .context import usable_device
+from .errors import UnsupportedError, typed
 
 
 class Backend(NamedTuple):
@@ -31,7 +32,7 @@ def backends(device=None) -> list[Backend]:
     (default: the first GPU that torch sees, else the CPU)."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    like = torch.empty(0, device=device)
+    like = torch.empty(0, device=usable_device(device))
     try:
         lines = ops.backend_list(like).splitlines()
     except RuntimeError as error:
@@ -41,7 +42,10 @@ def backends(device=None) -> list[Backend]:
 
 def is_supported(device=None) -> bool:
     """Whether some backend takes bf16 and head dim 128 on ``device``; :func:`backends` says why not."""
-    return any(not backend.refusal for backend in backends(device))
+    try:
+        return any(not backend.refusal for backend in backends(device))
+    except UnsupportedError:
+        return False
 
 
 def last_path() -> Path | None:

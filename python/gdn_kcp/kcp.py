@@ -7,9 +7,18 @@ from typing import NamedTuple
 import torch
 
 from ._library import L2NORM, exchange_flags, ops
-from .autograd import Call, apply, autocast, run_backward, run_forward
+from .autograd import (
+    Call,
+    apply,
+    autocast,
+    check_deterministic,
+    check_tensors,
+    refuse,
+    run_backward,
+    run_forward,
+)
 from .context import Context, RecomputeHandle, Workspace
-from .errors import InvalidArgumentError, UnsupportedError
+from .errors import Error, InvalidArgumentError, UnsupportedError
 from .packed import row_of
 
 
@@ -23,10 +32,7 @@ class Saved(NamedTuple):
 def _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph, save_mode="light") -> int:
     if not isinstance(ctx, Context):
         raise InvalidArgumentError(f"ctx: expected a gdn_kcp.Context, got {type(ctx).__name__}")
-    if deterministic not in (None, True, False):
-        raise InvalidArgumentError(
-            f"deterministic: expected None, True or False, got {deterministic!r}"
-        )
+    check_deterministic(deterministic)
     if save_mode not in ("light", "none"):
         raise InvalidArgumentError(f"save_mode: expected 'light' or 'none', got {save_mode!r}")
     if graph == "replay":
@@ -92,14 +98,24 @@ def chunk_gdn_kcp(
 
     Source: docs/architecture.md, src/driver/call.cc.
     """
-    flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph, save_mode)
+    try:
+        check_tensors(q, k, v, g, beta)
+        flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph, save_mode)
+        block = _block(workspace)
+        if recompute_handle is not None and not isinstance(recompute_handle, RecomputeHandle):
+            raise InvalidArgumentError(
+                "recompute_handle: expected a gdn_kcp.RecomputeHandle, got "
+                f"{type(recompute_handle).__name__}"
+            )
+    except Error as error:
+        refuse(ctx, error, "forward")
     q, k, v = autocast(q.device.type, q, k, v)
     partition = ctx.partition
     if torch.compiler.is_compiling() and ctx.world_size == 1 and partition.layout != "explicit":
         return ops.chunk(
             q, k, v, g, beta, None, None, None, partition.cu_seqlens, scale, flags, False
         )[0]
-    call = Call(ctx, None, scale, flags, False, _block(workspace), save_mode == "light")
+    call = Call(ctx, None, scale, flags, False, block, save_mode == "light")
     call.handle = recompute_handle
     return apply(call, q, k, v, g, beta, None, None, None)[0]
 
@@ -115,8 +131,13 @@ def chunk_gdn_kcp_forward(
     save_for_backward: bool = True,
 ) -> tuple[torch.Tensor, Saved | None]:
     """The forward half of :func:`chunk_gdn_kcp`, without autograd: o, and what its backward needs."""
-    flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph)
-    call = Call(ctx, None, scale, flags, False, _block(workspace), save_for_backward)
+    try:
+        check_tensors(q, k, v, g, beta)
+        flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph)
+        block = _block(workspace)
+    except Error as error:
+        refuse(ctx, error, "forward")
+    call = Call(ctx, None, scale, flags, False, block, save_for_backward)
     with torch.no_grad():
         inputs = (q, k, v, g, beta, None, None, None)
         o, _, saved = run_forward(call, inputs, save_for_backward)
@@ -135,18 +156,22 @@ def chunk_gdn_kcp_backward(
     columns of one dense row, by pointers and strides, so are dq, dk, dv; otherwise they are three
     contiguous tensors. ``do`` may have any strides. Options must be those of the forward.
     """
-    flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph)
-    key = _key(q, v, scale, flags)
-    error = None
-    if saved is not None and saved.key != key:
-        error = InvalidArgumentError(
-            f"saved: expected the set of a forward with {key}, got one with {saved.key}"
-        )
-    if error is not None and ctx.world_size == 1:
-        raise error
-    if error is not None:
-        ctx.member.agree(error, 0, "backward")
-    call = Call(ctx, None, scale, flags, False, _block(workspace), saved is not None)
+    try:
+        check_tensors(q, k, v, g, beta)
+        flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph)
+        workspace_block = _block(workspace)
+        if saved is not None and not isinstance(saved, Saved):
+            raise InvalidArgumentError(
+                f"saved: expected what chunk_gdn_kcp_forward returned, got {type(saved).__name__}"
+            )
+        key = _key(q, v, scale, flags)
+        if saved is not None and saved.key != key:
+            raise InvalidArgumentError(
+                f"saved: expected the set of a forward with {key}, got one with {saved.key}"
+            )
+    except Error as error:
+        refuse(ctx, error, "backward")
+    call = Call(ctx, None, scale, flags, False, workspace_block, saved is not None)
     with torch.no_grad():
         block = saved.block if saved is not None else None
         packed = row_of(q, k, v) is not None

@@ -108,6 +108,8 @@ def packed_qkv_views(
 
     Source: packed.py.
     """
+    if not isinstance(qkv, torch.Tensor):
+        raise InvalidArgumentError(f"qkv: expected a tensor, got {type(qkv).__name__}")
     for name, heads in (("H_qk", H_qk), ("HV", HV)):
         if not isinstance(heads, int) or heads < 1:
             raise InvalidArgumentError(f"{name}: expected an int of at least 1, got {heads!r}")

@@ -63,6 +63,18 @@ TEST(ThreadPool, RunsEveryItemOnceAlsoNestedAndFromManyThreads) {
   EXPECT_EQ(total.load(), 4 * 50 * 100 * 2);
 }
 
+TEST(ThreadPool, CountIsANumberOrAnError) {
+  EXPECT_EQ(parse_num_threads("1").value(), 1);
+  EXPECT_EQ(parse_num_threads("1024").value(), kMostThreads);
+  for (const char* bad : {"", "0", "-1", "1025", "two", "2 ", " 2", "2.0", "99999999999"}) {
+    const Result<int> refused = parse_num_threads(bad);
+    ASSERT_FALSE(refused) << bad;
+    EXPECT_NE(refused.status().message().find("GDN_NUM_THREADS: expected a number from 1 to 1024"),
+              std::string::npos)
+        << refused.status().message();
+  }
+}
+
 TEST(Status, CarriesItsMessage) {
   const Result<int> good = 3;
   const Result<int> bad = Status(ErrorCode::kInvalidArgument, "k: expected [1], got [2]");

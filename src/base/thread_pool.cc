@@ -4,24 +4,32 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
 namespace gdn {
 namespace {
 
-int default_threads() {
-  if (const char* text = std::getenv("GDN_NUM_THREADS")) {
-    const long n = std::strtol(text, nullptr, 10);
-    if (n >= 1 && n <= 1024) return static_cast<int>(n);
-  }
+int cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
   return std::max(1u, std::thread::hardware_concurrency());
+}
+
+// The count, or why GDN_NUM_THREADS holds none.
+const Result<int>& threads() {
+  static const Result<int> result = [] {
+    const char* text = std::getenv("GDN_NUM_THREADS");
+    return text == nullptr || *text == '\0' ? Result<int>(cores()) : parse_num_threads(text);
+  }();
+  return result;
 }
 
 class Pool {
@@ -96,9 +104,18 @@ thread_local bool Pool::inside_ = false;
 
 }  // namespace
 
-int num_threads() {
-  static const int threads = default_threads();
-  return threads;
+int num_threads() { return threads() ? *threads() : cores(); }
+
+Status check_num_threads() { return threads().status(); }
+
+Result<int> parse_num_threads(const char* text) {
+  int n = 0;
+  const char* end = text + std::strlen(text);
+  const auto [stop, error] = std::from_chars(text, end, n);
+  if (error == std::errc() && stop == end && n >= 1 && n <= kMostThreads) return n;
+  return Status{ErrorCode::kInvalidArgument, "GDN_NUM_THREADS: expected a number from 1 to " +
+                                                 std::to_string(kMostThreads) + ", got '" + text +
+                                                 "'"};
 }
 
 void parallel_for(int64_t items, const std::function<void(int64_t, int)>& body) {

@@ -178,6 +178,7 @@ Status check_rows(const char* name, const TensorView& view, const TensorView& x)
 }
 
 Status check(const ConvArgs& a) {
+  GDN_RETURN_IF_ERROR(check_num_threads());
   if (a.x.rank != 2) return invalid(fmt::format("x: expected [T, C], got {}", shape_string(a.x)));
   if (!is_floating(a.x.dtype)) {
     return invalid(

@@ -4,6 +4,7 @@
 
 #include <bit>
 
+#include "base/thread_pool.h"
 #include "driver/memory_map.h"
 #include "driver/validate.h"
 
@@ -48,6 +49,7 @@ Result<Context::Made> Context::make_local(const Partition& partition, int rank,
     return Status(ErrorCode::kInvalidArgument,
                   fmt::format("rank: expected 0 to {}, got {}", partition.world_size() - 1, rank));
   }
+  GDN_RETURN_IF_ERROR(check_num_threads());
   GDN_RETURN_IF_ERROR(validate(problem));
   GDN_RETURN_IF_ERROR(validate_rows(problem, partition, rank));
   auto backend = pick_backend(problem, options.backend);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -30,13 +31,11 @@ class Checker {
       return invalid(fmt::format("{}: expected [{}], got {}", name, fmt::join(shape, ", "),
                                  shape_string(view)));
     }
-    bool known = false;
-    std::string names;
-    for (DType dtype : dtypes) {
-      known = known || view.dtype == dtype;
-      names += fmt::format("{}{}", names.empty() ? "" : " or ", to_string(dtype));
-    }
-    if (!known) {
+    if (std::find(dtypes.begin(), dtypes.end(), view.dtype) == dtypes.end()) {
+      std::string names;
+      for (DType dtype : dtypes) {
+        names += fmt::format("{}{}", names.empty() ? "" : " or ", to_string(dtype));
+      }
       return invalid(fmt::format("{}: expected {}, got {}", name, names, to_string(view.dtype)));
     }
     if (!(view.device == problem_.device)) {
@@ -138,6 +137,11 @@ Status validate(const Problem& problem) {
       p.operand != DType::kFloat64) {
     return invalid(fmt::format("q, k, v: expected bfloat16, float32 or float64, got {}",
                                to_string(p.operand)));
+  }
+  if (p.options.allow_neg_eigval && !p.options.beta_sigmoid) {
+    return invalid(
+        "allow_neg_eigval: expected only with beta_sigmoid, whose 2 sigmoid(b) it asks for, got it "
+        "off; a beta that is given may be up to 2 without it");
   }
   if (!std::isfinite(p.scale())) {
     return invalid(fmt::format("scale: expected a finite number, got {}", p.scale()));

@@ -163,6 +163,12 @@ class Loader {
   Status load_documents() {
     if (file_.find("cu_seqlens") == nullptr) {
       const int64_t documents = std::max<int64_t>(B_, 1);
+      if (documents > 1 && T_ == 0) {
+        // Nothing in the file stands for them: a header alone could claim any number.
+        return refuse("q", fmt::format("expected tokens in {} documents without cu_seqlens, got "
+                                       "none",
+                                       documents));
+      }
       for (int64_t i = 0; i <= documents; ++i) batch_.cu_seqlens.push_back(T_ / documents * i);
     } else {
       taken_.insert("cu_seqlens");
@@ -190,7 +196,10 @@ class Loader {
     options.qk_l2norm = option(file_, options_.qk_l2norm, "qk_l2norm");
     options.gate_in_kernel = option(file_, options_.gate_in_kernel, "gate_in_kernel");
     options.beta_sigmoid = option(file_, options_.beta_sigmoid, "beta_sigmoid");
-    options.allow_neg_eigval = option(file_, options_.allow_neg_eigval, "allow_neg_eigval");
+    // The file's factor 2 goes with its sigmoid where the caller turns that off.
+    const bool raw_beta = options_.beta_sigmoid.value_or(true);
+    options.allow_neg_eigval = options_.allow_neg_eigval.value_or(
+        raw_beta && option(file_, std::nullopt, "allow_neg_eigval"));
     const auto take_if = [&](bool wanted, const char* name, std::span<const Dim> dims,
                              HostTensor& out) {
       if (!wanted) return Status::ok();

@@ -77,6 +77,7 @@ TEST_F(BatchFileTest, RoundTrip) {
   spec.dim_v = 8;
   spec.operand = DType::kBFloat16;
   spec.options.qk_l2norm = spec.options.gate_in_kernel = spec.options.beta_sigmoid = true;
+  spec.options.allow_neg_eigval = true;
   spec.initial_state = spec.dfinal_state = true;
   spec.slack = 3;
   const auto made = make_batch(spec);
@@ -102,9 +103,14 @@ TEST_F(BatchFileTest, RoundTrip) {
   const auto off = load_batch(path(), {.scale = 0.5, .qk_l2norm = false, .backward = false});
   ASSERT_TRUE(off);
   EXPECT_FALSE(off->batch.problem.options.qk_l2norm) << "what the caller says wins";
+  EXPECT_TRUE(off->batch.problem.options.allow_neg_eigval);
   EXPECT_EQ(off->batch.problem.scale(), 0.5);
   EXPECT_FALSE(off->batch.d_o.present());
   EXPECT_EQ(off->ignored, (std::vector<std::string>{"dfinal_state", "do"}));
+
+  const auto plain = load_batch(path(), {.beta_sigmoid = false});
+  ASSERT_TRUE(plain);
+  EXPECT_FALSE(plain->batch.problem.options.allow_neg_eigval) << "the factor of that sigmoid";
 }
 
 TEST_F(BatchFileTest, ConvertsOperandsAndWhatFollowsThem) {
@@ -199,6 +205,13 @@ TEST_F(BatchFileTest, RefusalsNameTheTensor) {
       {{}, {0, 4, 11}, "tensor 'cu_seqlens': ends at token 11, the other tensors have T=10"},
       {{}, {1, 4, 10}, "tensor 'cu_seqlens': [0]: expected 0, got 1"},
       {{}, {0, 4, 3}, "tensor 'cu_seqlens': [2]: expected at least 4, got 3"},
+      {{{"q", {3, 0, 2, 8}},
+        {"k", {3, 0, 2, 8}},
+        {"v", {3, 0, 4, 16}},
+        {"g", {3, 0, 4}},
+        {"beta", {3, 0, 4}}},
+       {},
+       "tensor 'q': expected tokens in 3 documents without cu_seqlens, got none"},
       {{{"cu_seqlens", {2}}}, {}, "tensor 'cu_seqlens': expected [N+1] I32 or I64, got [2] F32"},
       {{{"cu_seqlens", {0}, DType::kInt32}}, {}, "tensor 'cu_seqlens': expected [N+1]"},
   };

@@ -35,6 +35,14 @@ std::string folder_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
+// PATH.partial-XXXXXX, the name cut where that would be longer than a name may be.
+std::string temporary_name(const std::string& path) {
+  const std::string suffix = ".partial-XXXXXX";
+  const size_t slash = path.rfind('/');
+  const size_t begin = slash == std::string::npos ? 0 : slash + 1;
+  return path.substr(0, begin + std::min(path.size() - begin, NAME_MAX - suffix.size())) + suffix;
+}
+
 }  // namespace
 
 std::string in_quotes(const std::string& text) {
@@ -105,10 +113,17 @@ Status InputFile::read(int64_t offset, std::span<std::byte> out) const {
 
 // ---- AtomicFile ---------------------------------------------------------------------------------
 Result<AtomicFile> AtomicFile::create(const std::string& path) {
+  if (path.empty()) return Status{ErrorCode::kIo, "expected the name of a file, got none"};
   std::string target = path;
   mode_t mode = default_mode();
   struct stat info {};
-  if (::stat(path.c_str(), &info) == 0) {
+  if (::stat(path.c_str(), &info) != 0) {
+    if (errno != ENOENT) return io_error(path, "cannot write there", errno);
+    if (::lstat(path.c_str(), &info) == 0) {
+      return Status{ErrorCode::kIo,
+                    fmt::format("{}: is a symbolic link to nothing; not written through", path)};
+    }
+  } else {
     if (!S_ISREG(info.st_mode)) {
       return Status{ErrorCode::kIo,
                     fmt::format("{}: exists and is not a regular file; not replaced", path)};
@@ -119,7 +134,7 @@ Result<AtomicFile> AtomicFile::create(const std::string& path) {
       return io_error(path, "cannot resolve", errno);
     target = resolved;
   }
-  std::string temporary = target + ".partial-XXXXXX";
+  std::string temporary = temporary_name(target);
   const int descriptor = ::mkostemp(temporary.data(), O_CLOEXEC);
   if (descriptor < 0) {
     return io_error(path, fmt::format("cannot create a file in {}", folder_of(target)), errno);
@@ -165,6 +180,22 @@ Status AtomicFile::commit() {
     ::close(folder);
   }
   return Status::ok();
+}
+
+Status check_output(const std::string& path, std::span<const std::string> inputs) {
+  struct stat output {};
+  if (::stat(path.c_str(), &output) == 0) {
+    for (const std::string& input : inputs) {
+      struct stat info {};
+      if (::stat(input.c_str(), &info) == 0 && info.st_dev == output.st_dev &&
+          info.st_ino == output.st_ino) {
+        return {ErrorCode::kInvalidArgument,
+                fmt::format("{}: expected another file than the input {}, which it would replace",
+                            path, input)};
+      }
+    }
+  }
+  return AtomicFile::create(path).status();
 }
 
 }  // namespace gdn

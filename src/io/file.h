@@ -40,7 +40,8 @@ class InputFile {
 // Without a successful commit() nothing remains and a file that was at `path` is untouched.
 class AtomicFile {
  public:
-  // Refuses a `path` that exists and is not a regular file; follows symbolic links.
+  // Refuses a `path` that exists and is not a regular file; follows symbolic links, but not to
+  // nothing.
   static Result<AtomicFile> create(const std::string& path);
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;
@@ -57,5 +58,10 @@ class AtomicFile {
   std::string temporary_;  // where it is; empty once committed
   int descriptor_ = -1;
 };
+
+// Whether AtomicFile could write `path` now, found out by creating and removing its temporary file,
+// and that it is none of the files that are still to be read (links of both kinds are followed).
+// For asking before a long computation.
+Status check_output(const std::string& path, std::span<const std::string> inputs = {});
 
 }  // namespace gdn

@@ -1,4 +1,4 @@
-"""Runs against the installed package, or against build/py where it is not installed."""
+"""Runs against the installed package, or against the build that GDN_KCP_LIBRARY names."""
 
 import os
 import sys

@@ -264,3 +264,50 @@ def test_no_graph_keeps_nothing():
     with torch.no_grad():
         assert run(*inputs).grad_fn is None
     assert run(*[t.detach() for t in inputs]).grad_fn is None
+
+
+def test_a_second_derivative_is_refused():
+    inputs = make(130, 1, 2, 16, 16)
+    o = run(*inputs)
+    first = torch.autograd.grad(o.square().sum(), inputs, create_graph=True)
+    want = torch.autograd.grad(run(*inputs).square().sum(), inputs)
+    assert all(torch.equal(a, b) for a, b in zip(first, want))
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first[0].sum().backward()
+
+
+class Allocations:
+    """Bytes that torch allocated on the CPU within the block, freed ones included."""
+
+    def __enter__(self):
+        activity = torch.profiler.ProfilerActivity.CPU
+        self.profile = torch.profiler.profile(activities=[activity], profile_memory=True)
+        self.profile.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self.profile.__exit__(*error)
+        events = self.profile.profiler.kineto_results.events()
+        self.bytes = sum(max(e.nbytes(), 0) for e in events if e.name() == "[memory]")
+
+
+def test_views_are_not_copied():
+    """Slices of rows cost the forward and the operator's backward no byte more than leaves do."""
+    H, HV, D, T = 2, 4, 32, 1000
+    row = torch.randn(1, T, (2 * H + HV) * D + 16).bfloat16()
+    gates = -torch.rand(1, T, 2 * HV)
+    q, k, v = (part.unflatten(-1, (-1, D))
+               for part in row[..., 8:-8].split([H * D, H * D, HV * D], -1))
+    views = [t.detach().requires_grad_() for t in (q, k, v, gates[..., :HV], gates[..., HV:])]
+    copies = [t.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
+              for t in views]
+    assert not any(t.is_contiguous() for t in views)
+    do = torch.randn(1, T, HV, 2 * D).bfloat16()[..., D:]
+    spent = []
+    for inputs in (views, copies):
+        with Allocations() as forward:
+            o = gdn_kcp.chunk_gated_delta_rule(*inputs, use_qk_l2norm_in_kernel=True)[0]
+        with Allocations() as backward:
+            torch.autograd.grad(o, inputs, do)
+        spent.append((forward.bytes, backward.bytes))
+    assert spent[0] == spent[1] and spent[0][0] >= v.numel() * 2

@@ -1,5 +1,11 @@
 """chunk_gated_delta_rule against the fp64 recurrence and its autograd: values, every gradient."""
 
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from reference import BARS, assert_close, make, recurrence
@@ -50,9 +56,10 @@ def check(inputs, cu, bar, *, h0=None, state_v_first=False, gate=None, **options
         assert d.dtype == t.dtype and d.shape == t.shape
         assert (d[0, end:] == 0).all(), name
         assert_close("d" + name, d[0, :end], r[:end], bar)
-    rest = [n for n, t in (("h0", h0), ("A_log", A_log), ("dt_bias", dt_bias)) if t is not None]
+    rest = [n for n, t in (("initial_state", h0), ("A_log", A_log), ("dt_bias", dt_bias))
+            if t is not None]
     for name, d, r in zip(rest, grads[5:], rgrads[5:]):
-        if name == "h0" and state_v_first:
+        if name == "initial_state" and state_v_first:
             d = d.transpose(-1, -2)
         assert_close("d" + name, d, r, bar)
 
@@ -174,6 +181,27 @@ def test_gradcheck(heads, norm, gate):
     assert torch.autograd.gradcheck(f, (*inputs, h0, *extra), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("options", [
+    dict(scale=0.7), dict(state_v_first=True), dict(use_beta_sigmoid_in_kernel=True),
+    dict(use_gate_in_kernel=True, A_log=torch.tensor([0.3, -0.2], dtype=torch.float64)),
+], ids=lambda options: next(iter(options)))
+@pytest.mark.parametrize("dense", [False, True])
+def test_gradcheck_of_the_other_options(options, dense):
+    """H == HV, slack rows, dense batches."""
+    B, T, HV = (2, 4, 2) if dense else (1, 9, 2)
+    inputs = [t.detach().reshape(B, T, *t.shape[2:]).requires_grad_()
+              for t in make(B * T, HV, HV, 4, 3)]
+    dims = (3, 4) if options.get("state_v_first") else (4, 3)
+    h0 = torch.randn(2, HV, *dims, dtype=torch.float64).requires_grad_()
+    cu = None if dense else torch.tensor([0, 5, 8])
+
+    def f(q, k, v, g, beta, h0):
+        return gdn_kcp.chunk_gated_delta_rule(
+            q, k, v, g, beta, initial_state=h0, output_final_state=True, cu_seqlens=cu, **options)
+
+    assert torch.autograd.gradcheck(f, (*inputs, h0), atol=1e-6, rtol=1e-5)
+
+
 def test_gates_that_forget_everything():
     """-inf and very strong decays: the tokens after them as if a new document began."""
     inputs = make(90, 1, 1, 16, 16)
@@ -206,14 +234,25 @@ def test_one_document_does_not_see_the_others():
     assert all(torch.equal(a[:, :71], b[:, :71]) for a, b in zip(grads, changed_grads))
 
 
+def digest_of_a_run() -> str:
+    """Of the outputs and gradients of one fixed call."""
+    torch.manual_seed(3)
+    inputs = make(130, 2, 4, 64, 64, dtype=torch.bfloat16)
+    o, _ = gdn_kcp.chunk_gated_delta_rule(*inputs, cu_seqlens=torch.tensor([0, 66, 130]))
+    results = (o, *torch.autograd.grad(o, inputs, torch.ones_like(o)))
+    data = b"".join(t.detach().view(torch.uint8).numpy().tobytes() for t in results)
+    return hashlib.sha256(data).hexdigest()
+
+
 def test_bitwise_repeatable():
-    inputs = make(200, 2, 4, 64, 64, dtype=torch.bfloat16)
-    do = torch.randn(1, 200, 4, 64).bfloat16()
-    runs = []
-    for _ in range(10):
-        o, _ = gdn_kcp.chunk_gated_delta_rule(*inputs)
-        runs.append((o, *torch.autograd.grad(o, inputs, do)))
-    assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run))
+    """100 runs, and a process of its own with another number of threads."""
+    assert len({digest_of_a_run() for _ in range(100)}) == 1
+    here = Path(__file__).resolve().parent
+    code = "from test_chunk import digest_of_a_run; print(digest_of_a_run())"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), *sys.path]),
+           "GDN_NUM_THREADS": "3"}
+    other = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert other.stdout.strip() == digest_of_a_run(), other.stderr
 
 
 def test_offsets_refilled_in_place_are_seen():

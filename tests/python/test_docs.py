@@ -1,18 +1,32 @@
-"""The Python blocks of docs/python.md run as they stand."""
+"""The Python blocks of docs/python.md and of the README run as they stand."""
 
 import re
 from pathlib import Path
 
 import pytest
+import torch
+from reference import make
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs/python.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_block(block):
-    exec(compile(block, "docs/python.md", "exec"), {})
+def blocks(name):
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("i", range(2))
+def test_block(i):
+    exec(compile(blocks("docs/python.md")[i], "docs/python.md", "exec"), {})
+
+
+def test_readme_block():
+    """It goes on from a caller's own operands."""
+    names = dict(zip(("q", "k", "v", "g", "beta"), make(50, 2, 4, 16, 16)))
+    names["cu_seqlens"] = torch.tensor([0, 20, 50])
+    for block in blocks("README.md"):
+        exec(compile(block, "README.md", "exec"), names)
+    assert names["o"].shape == names["v"].shape
 
 
 def test_there_are_blocks():
-    assert len(BLOCKS) == 2
+    assert len(blocks("docs/python.md")) == 2 and len(blocks("README.md")) == 1

@@ -1,6 +1,9 @@
 """Bad input: a typed error that names the argument, what was expected and what came."""
 
 import inspect
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -52,6 +55,16 @@ CASES = [
     (broken({}, cp_context="ranks"), "cp_context: expected a gdn_kcp.Context, got str"),
     (broken({}, scale=float("nan")), "scale: expected a finite number"),
     (broken({"q": lambda t: t.tolist()}), "q: expected a tensor, got list"),
+    (broken({}, scale="a"), r"scale: expected Optional\[float\], got str"),
+    (broken({}, output_final_state="x"), "output_final_state: expected bool, got str"),
+    (broken({}, deterministic="yes"), "deterministic: expected None, True or False, got 'yes'"),
+    (broken({}, initial_state=[1]), "initial_state: expected a tensor, got list"),
+    (broken({}, use_gate_in_kernel=True, A_log=3), "A_log: expected a tensor, got int"),
+    (broken({}, cu_seqlens_cpu=[0, 70]), "cu_seqlens_cpu: expected a tensor, got list"),
+    (broken({}, cu_seqlens=torch.tensor([0, 70]), cu_seqlens_cpu=torch.tensor([0, 30, 70])),
+     "cu_seqlens_cpu: expected a copy of cu_seqlens"),
+    (broken({}, cu_seqlens=torch.tensor([0, 70]), cu_seqlens_cpu=torch.tensor([0, 60])),
+     "cu_seqlens_cpu: expected a copy of cu_seqlens"),
 ]
 
 
@@ -102,3 +115,104 @@ def test_what_ran_is_told():
     gdn_kcp.chunk_gated_delta_rule(*make(12, 1, 1, 16, 16))
     path = gdn_kcp.last_path()
     assert path.backend in names and path.description
+
+
+def context(T=70):
+    return gdn_kcp.build_context(gdn_kcp.partition([0, T], 1), None, 0, "cpu")
+
+
+def operands():
+    return [t.detach() for t in make(70, 2, 4, 16, 16, dtype=torch.float32)]
+
+
+OTHERS = [
+    (lambda x: gdn_kcp.chunk_gdn_kcp(x[0].tolist(), *x[1:], context()), "q: expected a tensor"),
+    (lambda x: gdn_kcp.chunk_gdn_kcp(*x, 3), "ctx: expected a gdn_kcp.Context, got int"),
+    (lambda x: gdn_kcp.chunk_gdn_kcp(*x, context(), scale="a"), "scale: expected"),
+    (lambda x: gdn_kcp.chunk_gdn_kcp(*x, context(), workspace=3), "workspace: expected a gdn_kcp"),
+    (lambda x: gdn_kcp.chunk_gdn_kcp(*x, context(), recompute_handle=3), "recompute_handle: expec"),
+    (lambda x: gdn_kcp.chunk_gdn_kcp(*x, context(), deterministic=1), "deterministic: expected"),
+    (lambda x: gdn_kcp.chunk_gdn_kcp(*x, context(), save_mode="all"), "save_mode: expected"),
+    (lambda x: gdn_kcp.chunk_gdn_kcp(*x, context(), exchange="mail"), "exchange: expected one of"),
+    (lambda x: gdn_kcp.chunk_gdn_kcp_backward(*x, context(), 3), "do: expected"),
+    (lambda x: gdn_kcp.chunk_gdn_kcp_backward(*x, context(), x[2], saved=3), "saved: expected what"),
+    (lambda x: gdn_kcp.chunk_gated_delta_rule(
+        *x, cp_context=context(), cu_seqlens=torch.tensor([0, 10, 70])),
+     "cu_seqlens: expected none beside cp_context, or its own"),
+    (lambda x: gdn_kcp.causal_conv1d([0], torch.zeros(3, 4)), "x: expected a tensor, got list"),
+    (lambda x: gdn_kcp.causal_conv1d(torch.zeros(1, 4, 3), None), "weight: expected a tensor"),
+    (lambda x: gdn_kcp.causal_conv1d(torch.zeros(1, 4, 3), torch.zeros(3, 4), cp_context=1),
+     "cp_context: expected a gdn_kcp.Context, got int"),
+    (lambda x: gdn_kcp.packed_qkv_views([1], H_qk=1, HV=1), "qkv: expected a tensor, got list"),
+    (lambda x: gdn_kcp.build_context(gdn_kcp.partition([0, 70], 1), None, 0, "moon"),
+     "device: expected cpu or cuda, got 'moon'"),
+    (lambda x: gdn_kcp.build_context(gdn_kcp.partition([0, 70], 1), None, 3, "cpu"),
+     "rank: expected 0"),
+    (lambda x: gdn_kcp.backends("moon"), "device: expected cpu or cuda, got 'moon'"),
+]
+
+
+@pytest.mark.parametrize("call,message", OTHERS, ids=[m for _, m in OTHERS])
+def test_other_calls_name_the_argument_too(call, message):
+    with pytest.raises(gdn_kcp.Error, match=message):
+        call(operands())
+
+
+def test_offsets_of_the_context_may_come_beside_it():
+    x, ctx = operands(), context()
+    own = gdn_kcp.chunk_gated_delta_rule(*x, cp_context=ctx, cu_seqlens=torch.tensor([0, 70]))[0]
+    assert torch.equal(own, gdn_kcp.chunk_gated_delta_rule(*x, cp_context=ctx)[0])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU is asked")
+def test_a_missing_gpu_is_said():
+    assert not gdn_kcp.is_supported("cuda")
+    with pytest.raises(gdn_kcp.UnsupportedError, match="device: expected cpu, or a GPU"):
+        gdn_kcp.build_context(gdn_kcp.partition([0, 70], 1), None, 0, "cuda")
+
+
+def test_a_bad_thread_count_is_an_error():
+    code = """
+import torch, gdn_kcp
+x = torch.randn(1, 4, 1, 16)
+try:
+    gdn_kcp.chunk_gated_delta_rule(x, x, x, -torch.rand(1, 4, 1), torch.rand(1, 4, 1))
+except gdn_kcp.InvalidArgumentError as error:
+    print(error)
+"""
+    env = {**os.environ, "GDN_NUM_THREADS": "many", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout == "GDN_NUM_THREADS: expected a number from 1 to 1024, got 'many'\n", done
+
+
+def test_errors_found_before_a_call_reach_all_ranks():
+    """Wrong types and options, on one rank alone; the next correct call works."""
+    partition = gdn_kcp.partition([0, 70], 2)
+    group = gdn_kcp.InProcessGroup(2, timeout=60)
+    wrong = [
+        ("q", {}), (None, {"save_mode": "all"}), (None, {"deterministic": 2}),
+        (None, {"workspace": 7}), (None, {"recompute_handle": "used"}),
+    ]
+
+    def main(rank):
+        ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
+        rows = partition.token_indices(rank)
+        x = [t[:, rows] for t in operands()]
+        used = gdn_kcp.RecomputeHandle()
+        for _ in range(2):
+            gdn_kcp.chunk_gdn_kcp(*x, ctx, recompute_handle=used)
+        messages = []
+        for name, options in wrong:
+            bad, options = list(x), dict(options) if rank == 1 else {}
+            if rank == 1 and name:
+                bad[0] = 3
+            if "recompute_handle" in options:
+                options["recompute_handle"] = used
+            with pytest.raises(InvalidArgument) as raised:
+                gdn_kcp.chunk_gdn_kcp(*bad, ctx, **options)
+            messages.append(str(raised.value))
+        gdn_kcp.chunk_gdn_kcp(*x, ctx)
+        return messages
+
+    first, second = group.run(main)
+    assert first == second and all(message.startswith("rank 1: ") for message in first)

@@ -56,6 +56,29 @@ def test_explicit_table_with_an_empty_rank():
     compare(over_ranks(partition, inputs, do), one_rank(inputs, CU, do), 1e-11)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("W,cu", [
+    (2, [0, 63, 128]), (2, [0, 64, 128]), (2, [0, 65, 128]), (2, [0, 63, 64, 65, 128]),
+    (3, [0, 1]), (3, [0, 1, 2]), (4, [0, 7]), (3, [0, 40, 41, 81, 100]), (2, [0, 0, 50, 50, 100, 100]),
+])
+def test_documents_that_end_beside_a_cut(W, cu, layout):
+    """Cuts one token before, at and after a document's end; fewer tokens than ranks; empty ones."""
+    inputs = make(cu[-1], 1, 2, 16, 16)
+    do = torch.randn(1, cu[-1], 2, 16, dtype=torch.float64)
+    partition = gdn_kcp.partition(cu, W, layout)
+    compare(over_ranks(partition, inputs, do), one_rank(inputs, cu, do), 1e-11)
+
+
+def test_ranks_are_bitwise_repeatable():
+    inputs = make(CU[-1], 2, 4, 32, 32, dtype=torch.bfloat16)
+    do = torch.randn(1, CU[-1], 4, 32).bfloat16()
+    partition = gdn_kcp.partition(CU, 3, "zigzag")
+    first = over_ranks(partition, inputs, do)
+    for _ in range(20):
+        again = over_ranks(partition, inputs, do)
+        assert all(torch.equal(a, b) for a, b in zip(first, again))
+
+
 def test_given_cut_points():
     inputs = make(20, 1, 2, 16, 16)
     do = torch.randn(1, 20, 2, 16, dtype=torch.float64)
@@ -145,6 +168,30 @@ def test_explicit_halves_and_byte_queries():
     for rank, got in enumerate(results):
         rows = partition.token_indices(rank)
         compare(got, [t[:, rows] for t in want], 1e-5)
+
+
+@pytest.mark.parametrize("exchange,records", [("allgather", [3, 5, 4]), ("a2a", [1, 3, 2])])
+def test_saved_bytes_are_the_documented_formula(exchange, records):
+    """One document over three ranks, one segment each: S_in of ranks 1 and 2, M of rank 1, and the
+    received M of three ranks, for all heads or, by all-to-all, for a third of them."""
+    HV, D = 3, 64
+    partition = gdn_kcp.partition([0, 192], 3)
+    group = gdn_kcp.InProcessGroup(3, timeout=60)
+
+    def main(rank):
+        ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
+        return gdn_kcp.saved_bytes(ctx, H_qk=1, HV=HV, head_dim=D, exchange=exchange)
+
+    assert group.run(main) == [n * D * D * HV * 4 for n in records]
+
+
+@pytest.mark.parametrize("cu", [[0, 32768], [0, 12000, 21000, 27000, 30768, 32768]])
+def test_memory_per_token_is_below_the_published(cu):
+    """At 16/48 heads FlashQLA saves 6.2 KiB a token beyond the inputs and takes 44 in passing."""
+    ctx = gdn_kcp.build_context(gdn_kcp.partition(cu, 1), None, 0, "cpu")
+    kib = 1024 * cu[-1]
+    assert gdn_kcp.saved_bytes(ctx, H_qk=16, HV=48) < 6.2 * kib
+    assert gdn_kcp.workspace_bytes(ctx, H_qk=16, HV=48, save_for_backward=False) < 44 * kib
 
 
 def test_an_error_on_one_rank_reaches_all():

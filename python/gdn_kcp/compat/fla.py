@@ -101,6 +101,8 @@ def enable() -> None:
             cp_context=None, **kwargs,
         ):
             reason = refusal(q, k, v, g, beta, cp_context, initial_state, **kwargs)
+            if reason is None and allow_neg_eigval and not use_beta_sigmoid_in_kernel:
+                reason = "allow_neg_eigval: expected only with use_beta_sigmoid_in_kernel"
             return reason is None, reason
 
         def chunk_gated_delta_rule(self, q, k, v, g, beta, *args, cp_context=None, **kwargs):

@@ -127,6 +127,7 @@ TEST(Cpu, EveryBetaAndActivation) {
       check(spec);
     }
     for (int bits = 0; bits < 8; ++bits) {
+      if ((bits & 6) == 4) continue;  // the factor 2 goes with the sigmoid
       SCOPED_TRACE(fmt::format("{} options {}", to_string(operand), bits));
       BatchSpec spec = spec_of({70, 3}, operand);
       spec.options.gate_in_kernel = bits & 1;
