@@ -70,7 +70,8 @@ static_assert(sizeof(BackwardShared) <= 227 * 1024);
 
 __device__ __forceinline__ void init_barriers(BackwardShared& s) {
   if (threadIdx.x != 0) return;
-  constexpr uint32_t kState = 8, kGradient = 4;  // warps
+  // Every thread arrives, for what it has written or read itself.
+  constexpr uint32_t kState = 256, kGradient = 128;
   for (int i = 0; i < 2; ++i) {
     barrier_init(&s.keys_full[i], 1);
     barrier_init(&s.keys_empty[i], kState + kGradient);
@@ -79,17 +80,17 @@ __device__ __forceinline__ void init_barriers(BackwardShared& s) {
   for (uint64_t* empty : {&s.out_empty, &s.e_empty, &s.states_empty}) {
     barrier_init(empty, kState + kGradient);
   }
-  barrier_init(&s.p_ready, kGradient);
-  barrier_init(&s.n_ready, kGradient);
+  barrier_init(&s.p_ready, 128);
+  barrier_init(&s.n_ready, 128);
   barrier_init(&s.squares_empty, kGradient);
-  barrier_init(&s.solved, kState);
+  barrier_init(&s.solved, 256);
   barrier_init(&s.solution_empty, kGradient);
-  barrier_init(&s.d_v_empty, 1);
-  barrier_init(&s.dots_full, kState);
-  barrier_init(&s.sums_full, 2 * kGradient);
-  barrier_init(&s.sums_empty, 1);
-  barrier_init(&s.rows_full, kGradient);
-  barrier_init(&s.rows_empty, 1);
+  barrier_init(&s.d_v_empty, 32);
+  barrier_init(&s.dots_full, 256);
+  barrier_init(&s.sums_full, 256);
+  barrier_init(&s.sums_empty, 32);
+  barrier_init(&s.rows_full, 128);
+  barrier_init(&s.rows_empty, 32);
   barrier_init_fence();
 }
 
@@ -176,7 +177,8 @@ __device__ __forceinline__ void write_d_v(const WalkParams& p, BackwardShared& s
     for (int half = 0; half < 2; ++half) {
       write_rows(p, s.d_v[half], at.row, at.tokens, at.value_head, half, lane);
     }
-    if (lane == 0) barrier_arrive(&s.d_v_empty);
+    __syncwarp();
+    barrier_arrive(&s.d_v_empty);
   });
 }
 
@@ -231,9 +233,8 @@ __device__ __forceinline__ void write_sums(const BackwardParams& p, BackwardShar
         __threadfence();
         __syncwarp();
       }
-      if (lane != 0) continue;
       barrier_arrive(&s.rows_empty);
-      if (!last) {
+      if (!last && lane == 0) {
         bulk_store_complete();
         flag_release(rows_counter(p, sub), number);
       }
@@ -269,8 +270,7 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
     }
 #pragma unroll
     for (int w = 0; w < 8; ++w) through += s.through[w];
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&s.sums_empty);
+    barrier_arrive(&s.sums_empty);
 
     cuda::sum_from(pairs, lane);
     cuda::sum_from(reads, lane);
@@ -468,10 +468,8 @@ struct GradientSteps {
     float sum = has_diagonal(own.lane) ? dots.x + dots.y : 0.0f;
 #pragma unroll
     for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
-    if (own.lane == 0) {
-      s.through[warp] = decay * sum;
-      barrier_arrive(&s.states_empty);
-    }
+    if (own.lane == 0) s.through[warp] = decay * sum;
+    barrier_arrive(&s.states_empty);
   }
   __device__ __forceinline__ void ready(const float (&d)[32]) {
     barrier_wait(&s.e_full, parity);
@@ -499,19 +497,14 @@ struct GradientSteps {
       stmatrix_x4_trans(tile_address(tile, 16 * j + own.token, own.column), x[0], x[1], x[2], x[3]);
     }
     fence_async_proxy();
-    __syncwarp();
-    if (own.lane == 0) {
-      barrier_arrive(&s.solved);
-      barrier_arrive(&s.out_empty);
-    }
+    barrier_arrive(&s.solved);
+    barrier_arrive(&s.out_empty);
   }
   __device__ __forceinline__ void after(const float (&u)[32]) {
     value_products(products, u, s.e[own.half], own);
-    __syncwarp();
-    if (own.lane == 0 && own.half == 0) barrier_arrive(&s.e_empty);
+    if (own.half == 0) barrier_arrive(&s.e_empty);
     put_value_dots(products, s.value_dots[0][warp], own.lane);
-    __syncwarp();
-    if (own.lane == 0) barrier_arrive(&s.dots_full);
+    barrier_arrive(&s.dots_full);
   }
 };
 
@@ -544,8 +537,7 @@ __device__ __forceinline__ void make_p(BackwardShared& s, const ChunkAt& at,
   barrier_wait(&s.squares_empty, parity ^ 1);
   write_p(qk, s.p, vectors.rq, {vectors.gate, vectors.rk, s.factors.column}, own.warp, own.lane);
   fence_async_proxy();
-  __syncwarp();
-  if (own.lane == 0) barrier_arrive(&s.p_ready);
+  barrier_arrive(&s.p_ready);
 }
 
 // Warpgroup 2, after its step: N.
@@ -562,15 +554,11 @@ __device__ __forceinline__ void make_n(BackwardShared& s, int turn, const Gradie
   PairSums sums;
   write_n(dy_e, kk, s, s.vectors[stage], sums, own);
   fence_async_proxy();
-  __syncwarp();
-  if (own.lane == 0) {
-    barrier_arrive(&s.n_ready);
-    barrier_arrive(&s.e_empty);
-    barrier_arrive(&s.keys_empty[stage]);
-  }
+  barrier_arrive(&s.n_ready);
+  barrier_arrive(&s.e_empty);
+  barrier_arrive(&s.keys_empty[stage]);
   sums.store(s, 1, own);
-  __syncwarp();
-  if (own.lane == 0) barrier_arrive(&s.sums_full);
+  barrier_arrive(&s.sums_full);
 }
 
 __device__ __forceinline__ void run_state(const WalkParams& p, BackwardShared& s, int half) {
@@ -595,7 +583,7 @@ __device__ __forceinline__ void run_state(const WalkParams& p, BackwardShared& s
       steps.decay = exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]);
       reverse_step(state, steps.decay, tiles, own, steps);
       if (half == 0) {
-        if (own.lane == 0) barrier_arrive(&s.keys_empty[stage]);
+        barrier_arrive(&s.keys_empty[stage]);
       } else {
         make_n(s, turn, squares.again());
       }
@@ -716,16 +704,11 @@ __device__ __forceinline__ void put_gradient_rows(float (&acc)[64],
                 pack_bf16(x[6], x[7]));
   }
   fence_async_proxy();
-  __syncwarp();
-  if (own.lane == 0) barrier_arrive(&s.rows_full);
+  barrier_arrive(&s.rows_full);
 }
 
 __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardShared& s) {
   const GradientLane own(threadIdx.x % 128, __shfl_sync(0xffffffffu, threadIdx.x % 128 / 32, 0));
-  const auto arrive = [&](uint64_t* barrier) {
-    __syncwarp();
-    if (own.again().lane == 0) barrier_arrive(barrier);
-  };
   for_chunks(p.walk, [&](const ChunkAt& at) {
     const int stage = at.turn & 1;
     const uint32_t parity = at.turn & 1;
@@ -758,7 +741,7 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
       wgmma_commit();
       wgmma_wait<0>();
       settle(acc);
-      arrive(&s.out_empty);
+      barrier_arrive(&s.out_empty);
       {
         const auto again = own.again();
         const float* d = reinterpret_cast<const float*>(&s.factors.outer[again.row / 2]);
@@ -780,7 +763,7 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
       wgmma_commit();
       wgmma_wait<0>();
       settle(acc);
-      arrive(&s.states_empty);
+      barrier_arrive(&s.states_empty);
       {
         const auto again = own.again();
         finish_state_term(acc, -exp2_approx(vectors.gate[again.row]) * vectors.rk[again.row],
@@ -794,7 +777,7 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
             reinterpret_cast<const float*>(&s.factors.inner[again.row / 2]) + again.row % 2;
         c0 = c[0] * c[2], c1 = c[16] * c[18];
       }
-      arrive(&s.sums_full);
+      barrier_arrive(&s.sums_full);
       start_exit_term(acc, s, {c0, c1}, own.again());
       barrier_wait(&s.n_ready, parity);
       wgmma_fence();
@@ -802,14 +785,14 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
       start_with_square<0>(acc, s.p, k);
       wgmma_commit();
       wgmma_wait<1>();
-      arrive(&s.e_empty);
-      arrive(&s.solution_empty);
+      barrier_arrive(&s.e_empty);
+      barrier_arrive(&s.solution_empty);
       wgmma_wait<0>();
       settle(acc);
-      arrive(&s.squares_empty);
+      barrier_arrive(&s.squares_empty);
       put_gradient_rows(acc, k, vectors.rk, 1.0f, p.l2norm, s, 0, own.again());
     }
-    arrive(&s.keys_empty[stage]);
+    barrier_arrive(&s.keys_empty[stage]);
   });
 }
 

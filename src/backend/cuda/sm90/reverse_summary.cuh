@@ -143,7 +143,7 @@ __device__ __forceinline__ void run_state(const WalkParams& p, ReverseShared& s,
       ReverseStage& stage = s.stage[at.index];
       const ReverseTiles tiles{stage.k, stage.q, stage.d_o[half], stage.w, stage.p, stage.factors};
       reverse_step(state, exp2_approx(stage.vectors.gate[kChunkTokens - 1]), tiles, own, steps);
-      if (own.lane == 0) barrier_arrive(&s.empty[at.index]);
+      barrier_arrive(&s.empty[at.index]);
     }
     leave_state(state, p, *piece, walk.sub, half, own.thread);
   }
@@ -156,7 +156,7 @@ __device__ __forceinline__ void summary_block(const WalkParams& p, ReverseShared
     for (int i = 0; i < kReverseStages; ++i) {
       barrier_init(&s.full[i], 1);
       barrier_init(&s.ready[i], 128);
-      barrier_init(&s.empty[i], 8);
+      barrier_init(&s.empty[i], 256);
     }
     barrier_init_fence();
   }

@@ -124,7 +124,8 @@ __device__ __forceinline__ void write_outputs(const WalkParams& p, WalkShared<Wa
     for (int tokens = piece->tokens; tokens > 0; tokens -= kChunkTokens, parity ^= 1) {
       barrier_wait(&s.result_full[half], parity);
       write_rows(p, s.result[half], row, tokens, value_head, half, lane);
-      if (lane == 0) barrier_arrive(&s.result_empty[half]);
+      __syncwarp();
+      barrier_arrive(&s.result_empty[half]);
       row += kChunkTokens;
     }
   }
@@ -135,7 +136,6 @@ __device__ __forceinline__ void write_outputs(const WalkParams& p, WalkShared<Wa
 __device__ __forceinline__ void write_states(const WalkParams& p, WalkShared<WalkKind::kStates>& s,
                                              int half) {
   const Walk walk(p);
-  if (threadIdx.x % 32 != 0) return;
   int turn = 0;
   for (int index = walk.begin; index < walk.end; ++index) {
     const WalkPiece* piece = p.pieces + index;
@@ -143,10 +143,13 @@ __device__ __forceinline__ void write_states(const WalkParams& p, WalkShared<Wal
     for (int chunk = 0; chunk < piece->chunks; ++chunk, ++turn) {
       const int64_t record = int64_t{piece->first_chunk + chunk} * p.heads_v + value_head;
       barrier_wait(&s.result_full[half], turn & 1);
-      bulk_store(p.states + (record * 2 + half) * 2 * kTileElements, s.states[turn & 1][half],
-                 2 * kTileBytes);
-      bulk_store(p.e + (record * 2 + half) * kTileElements, s.result[half], kTileBytes);
-      bulk_store_wait();
+      if (threadIdx.x % 32 == 0) {
+        bulk_store(p.states + (record * 2 + half) * 2 * kTileElements, s.states[turn & 1][half],
+                   2 * kTileBytes);
+        bulk_store(p.e + (record * 2 + half) * kTileElements, s.result[half], kTileBytes);
+        bulk_store_wait();
+      }
+      __syncwarp();
       barrier_arrive(&s.result_empty[half]);
     }
   }
@@ -235,8 +238,7 @@ __device__ __forceinline__ void make_y(float (&y)[32], uint32_t (&b)[16], const 
 template <WalkKind kKind>
 __device__ __forceinline__ void announce_result(WalkShared<kKind>& s, const StateLane& own) {
   fence_async_proxy();
-  __syncwarp();
-  if (own.lane == 0) barrier_arrive(&s.result_full[own.half]);
+  barrier_arrive(&s.result_full[own.half]);
 }
 
 // One chunk; `turn` counts the block's chunks.
@@ -318,7 +320,7 @@ __device__ __forceinline__ void step_state(float (&state)[64], WalkShared<kKind>
   }
   wgmma_wait<0>();
   settle(state);
-  if (own.lane == 0) barrier_arrive(empty);
+  barrier_arrive(empty);
 }
 
 template <WalkKind kKind>

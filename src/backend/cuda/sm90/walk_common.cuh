@@ -63,18 +63,19 @@ __device__ __forceinline__ int chunks_to_skip(const WalkParams& p, const WalkPie
   return 0;
 }
 
-// Barriers of a walk's shared block: by one thread, before the block's first barrier.
+// Barriers of a walk's shared block: by one thread, before the block's first barrier. Every thread
+// arrives, for what it has written or read itself.
 template <typename Shared>
 __device__ __forceinline__ void init_ring(Shared& s, int stages) {
   if (threadIdx.x != 0) return;
   for (int i = 0; i < stages; ++i) {
     barrier_init(&s.full[i], 1);
     barrier_init(&s.ready[i], 128);
-    barrier_init(&s.empty[i], 8);
+    barrier_init(&s.empty[i], 256);
   }
   for (int i = 0; i < 2; ++i) {
-    barrier_init(&s.result_full[i], 4);
-    barrier_init(&s.result_empty[i], 1);
+    barrier_init(&s.result_full[i], 128);
+    barrier_init(&s.result_empty[i], 32);
   }
   barrier_init_fence();
 }
