@@ -184,7 +184,9 @@ __global__ void __launch_bounds__(2 * V, 1) forward_walk_kernel(const ForwardWal
   GDN_SHARED(raw);
   unsigned char* shared = reinterpret_cast<unsigned char*>(raw);
   const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
-  const ItemRow row = p.items[blockIdx.x / static_cast<unsigned>(p.shape.heads)];
+  const int64_t at = blockIdx.x / static_cast<unsigned>(p.shape.heads);
+  if (at >= *p.num_items) return;
+  const ItemRow row = p.items[at];
   ForwardItem item;
   item.segment = p.shape.segments[row.segment];
   item.head = p.shape.head0 + static_cast<int>(blockIdx.x % static_cast<unsigned>(p.shape.heads));

@@ -462,6 +462,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient_kernel(const Gra
   const int key_heads = p.shape.heads / p.shape.group;
   GradientItem item;
   item.index = static_cast<int64_t>(blockIdx.x) / key_heads;
+  if (item.index >= p.shape.counts->chunks) return;
   item.key_head = p.shape.head0 / p.shape.group + static_cast<int>(blockIdx.x) % key_heads;
   item.chunk = p.shape.chunks[item.index];
   item.warp = tid >> 5;
