@@ -174,4 +174,31 @@ std::vector<GpuCase> all_cases() {
   return cases;
 }
 
+std::vector<GpuCase> replay_cases() {
+  std::vector<GpuCase> cases;
+  {
+    GpuCase c = make("everything", {}, 1, 2, 64);
+    with_states(c);
+    with_activations(c);
+    c.spec.gates = "slow";
+    c.spec.gate = DType::kBFloat16;
+    c.run.form = {true, true, "sliced", 8};
+    cases.push_back(std::move(c));
+  }
+  {
+    GpuCase c = make("tiles", {}, 1, 2, 64);
+    with_states(c);
+    c.spec.gates = "slow";
+    c.run.context.tile = 128;
+    cases.push_back(std::move(c));
+  }
+  {
+    GpuCase c = make("recomputed", {}, 1, 1, 128);
+    c.spec.options.qk_l2norm = true;
+    c.run.keep_saved = false;
+    cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
 }  // namespace gdn

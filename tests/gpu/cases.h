@@ -19,4 +19,7 @@ std::vector<GpuCase> small_cases();
 // The wide sweep, for a GPU; holds the small ones too.
 std::vector<GpuCase> all_cases();
 
+// What is captured in a graph and replayed at other packings; documents are the test's.
+std::vector<GpuCase> replay_cases();
+
 }  // namespace gdn
