@@ -122,7 +122,7 @@ int main(void) {
   const int64_t whole[] = {0, 0, T - 1}, many[] = {0, 10, 20, 30, 40};
   CHECK(gdn_partition_create(many, 4, 1, "contiguous", &other) == GDN_OK);
   CHECK(gdn_context_refill(roomy, other, NULL) == GDN_INVALID_ARGUMENT);
-  CHECK(strstr(gdn_last_error(), "max_fragments: expected at least the 4 fragments") != NULL);
+  CHECK(strstr(gdn_last_error(), "max_fragments: expected at least 4, the fragments") != NULL);
   CHECK(gdn_context_refill(context, other, NULL) == GDN_INVALID_ARGUMENT);
   gdn_partition_destroy(other);
   CHECK(gdn_partition_create(whole, 2, 1, "contiguous", &other) == GDN_OK);

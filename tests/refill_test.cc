@@ -156,9 +156,9 @@ TEST(RefillErrors, NameTheArgumentAndChangeNothing) {
     return status.message();
   };
   EXPECT_EQ(message(at({0, 101}, 1, Layout::kContiguous)),
-            "max_tokens: expected at least the 101 rows of rank 0, got 100");
+            "max_tokens: expected at least 101, the rows of rank 0, got 100");
   EXPECT_EQ(message(at({0, 1, 2, 3}, 1, Layout::kContiguous)),
-            "max_fragments: expected at least the 3 fragments of rank 0, got 2");
+            "max_fragments: expected at least 3, the fragments of rank 0, got 2");
   EXPECT_EQ(message(at({0, 60}, 2, Layout::kContiguous)),
             "partition: expected 1 ranks, as the context was made for, got 2");
   EXPECT_EQ(message(at({0, 60}, 1, Layout::kZigzag)),
@@ -190,7 +190,7 @@ TEST(RefillErrors, AreEverybodys) {
       EXPECT_EQ(context->refill(at(rank == 0 ? 90 : 70)).code(), ErrorCode::kInvalidArgument);
       EXPECT_EQ(context->digest(), digest);
       EXPECT_EQ(context->refill(at(rank == 0 ? 90 : 101)).message(),
-                "rank 1: max_tokens: expected at least the 51 rows of rank 1, got 50");
+                "rank 1: max_tokens: expected at least 51, the rows of rank 1, got 50");
       EXPECT_EQ(context->digest(), digest);
       EXPECT_TRUE(context->refill(at(100)));
       EXPECT_NE(context->digest(), digest);

@@ -156,6 +156,14 @@ struct PlanCounts {
   bool operator==(const PlanCounts&) const = default;
 };
 
+// Every rank's rows and fragments, and the documents, fit the capacity: the same answer on every
+// rank. 0 and 0: there is none.
+Status check_capacity(const Partition& partition, int64_t max_tokens, int64_t max_fragments);
+
+// Whether `next` can take the place of `from` in what was made with a capacity.
+Status check_refill(const Partition& from, const Partition& next, int64_t max_tokens,
+                    int64_t max_fragments);
+
 // Segments never depend on a document's neighbours in the pack: a fragment is cut by its own
 // length, HV and workers alone, so that a document's results do not change by a bit with them.
 struct Plan {

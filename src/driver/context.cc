@@ -116,21 +116,8 @@ Status Context::upload(Memory resident, Stream stream) {
 }
 
 Status Context::replace(const Partition& partition, Stream stream) {
-  if (!plan_->options.has_capacity()) {
-    return {ErrorCode::kInvalidArgument,
-            "refill: expected a context with max_tokens and max_fragments, got one for its packing "
-            "alone"};
-  }
-  if (partition.world_size() != partition_.world_size()) {
-    return {ErrorCode::kInvalidArgument,
-            fmt::format("partition: expected {} ranks, as the context was made for, got {}",
-                        partition_.world_size(), partition.world_size())};
-  }
-  if (partition.layout() != partition_.layout()) {
-    return {ErrorCode::kInvalidArgument,
-            fmt::format("partition: expected layout {}, as the context was made for, got {}",
-                        to_string(partition_.layout()), to_string(partition.layout()))};
-  }
+  GDN_RETURN_IF_ERROR(
+      check_refill(partition_, partition, options_.max_tokens, options_.max_fragments));
   auto plan = Plan::make(partition, rank(), plan_->options);
   if (!plan) return plan.status();
   if (resident_ != nullptr) GDN_RETURN_IF_ERROR(backend_->upload(*plan, resident_, stream));

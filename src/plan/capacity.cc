@@ -76,46 +76,65 @@ Capacity Capacity::of(Layout layout, int world_size, const PlanOptions& options)
   return capacity;
 }
 
-Status check_capacity(const Partition& partition, const PlanOptions& options) {
+Status check_capacity(const Partition& partition, int64_t max_tokens, int64_t max_fragments) {
   const auto expected = [](const char* name, const std::string& what, int64_t got) {
     return Status(ErrorCode::kInvalidArgument,
                   fmt::format("{}: expected {}, got {}", name, what, got));
   };
-  if (options.max_tokens < 0 || options.max_tokens > kMaxTokens) {
-    return expected("max_tokens", fmt::format("0 to {}", kMaxTokens), options.max_tokens);
+  if (max_tokens < 0 || max_tokens > kMaxTokens) {
+    return expected("max_tokens", fmt::format("0 to {}", kMaxTokens), max_tokens);
   }
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  if (options.max_fragments < 0 || options.max_fragments > kMost) {
-    return expected("max_fragments", fmt::format("0 to {}", kMost), options.max_fragments);
+  if (max_fragments < 0 || max_fragments > kMost) {
+    return expected("max_fragments", fmt::format("0 to {}", kMost), max_fragments);
   }
-  if ((options.max_tokens > 0) != (options.max_fragments > 0)) {
-    return expected(options.max_tokens > 0 ? "max_fragments" : "max_tokens",
+  if ((max_tokens > 0) != (max_fragments > 0)) {
+    return expected(max_tokens > 0 ? "max_fragments" : "max_tokens",
                     "at least 1, as both or neither", 0);
   }
-  if (!options.has_capacity()) return Status::ok();
+  if (max_tokens == 0) return Status::ok();
   for (int rank = 0; rank < partition.world_size(); ++rank) {
     const int64_t rows = partition.local_tokens(rank);
-    if (rows > options.max_tokens) {
-      return expected("max_tokens", fmt::format("at least the {} rows of rank {}", rows, rank),
-                      options.max_tokens);
+    if (rows > max_tokens) {
+      return expected("max_tokens", fmt::format("at least {}, the rows of rank {}", rows, rank),
+                      max_tokens);
     }
     const int64_t fragments = std::ssize(partition.fragments(rank));
-    if (fragments > options.max_fragments) {
+    if (fragments > max_fragments) {
       return expected("max_fragments",
-                      fmt::format("at least the {} fragments of rank {}", fragments, rank),
-                      options.max_fragments);
+                      fmt::format("at least {}, the fragments of rank {}", fragments, rank),
+                      max_fragments);
     }
   }
   const int64_t world_size = partition.world_size();
   const int64_t documents = partition.num_documents();
-  if (documents > world_size * options.max_fragments) {
-    return expected(
-        "max_fragments",
-        fmt::format("at least {} for {} documents, with and without tokens, on {} ranks",
-                    (documents + world_size - 1) / world_size, documents, world_size),
-        options.max_fragments);
+  if (documents > world_size * max_fragments) {
+    return expected("max_fragments",
+                    fmt::format("at least {}, for {} documents with and without tokens on {} ranks",
+                                (documents + world_size - 1) / world_size, documents, world_size),
+                    max_fragments);
   }
   return Status::ok();
+}
+
+Status check_refill(const Partition& from, const Partition& next, int64_t max_tokens,
+                    int64_t max_fragments) {
+  if (max_tokens == 0) {
+    return {ErrorCode::kInvalidArgument,
+            "refill: expected a context with max_tokens and max_fragments, got one for its packing "
+            "alone"};
+  }
+  if (next.world_size() != from.world_size()) {
+    return {ErrorCode::kInvalidArgument,
+            fmt::format("partition: expected {} ranks, as the context was made for, got {}",
+                        from.world_size(), next.world_size())};
+  }
+  if (next.layout() != from.layout()) {
+    return {ErrorCode::kInvalidArgument,
+            fmt::format("partition: expected layout {}, as the context was made for, got {}",
+                        to_string(from.layout()), to_string(next.layout()))};
+  }
+  return check_capacity(next, max_tokens, max_fragments);
 }
 
 void widen(const Capacity& capacity, const PlanOptions& options, UnitTable& units) {

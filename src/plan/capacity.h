@@ -24,9 +24,6 @@ struct Capacity {
   static Capacity of(Layout layout, int world_size, const PlanOptions& options);
 };
 
-// Every rank's rows and fragments, and the documents, fit: the same answer on every rank.
-Status check_capacity(const Partition& partition, const PlanOptions& options);
-
 // Records of the size of the capacity on every rank, so that messages and tables do not depend on
 // the packing.
 void widen(const Capacity& capacity, const PlanOptions& options, UnitTable& units);

@@ -201,8 +201,8 @@ TEST(CapacityErrors, NameTheArgument) {
     return a.message();
   };
   EXPECT_EQ(message(15, 2), "");
-  EXPECT_EQ(message(14, 2), "max_tokens: expected at least the 15 rows of rank 0, got 14");
-  EXPECT_EQ(message(15, 1), "max_fragments: expected at least the 2 fragments of rank 0, got 1");
+  EXPECT_EQ(message(14, 2), "max_tokens: expected at least 15, the rows of rank 0, got 14");
+  EXPECT_EQ(message(15, 1), "max_fragments: expected at least 2, the fragments of rank 0, got 1");
   EXPECT_EQ(message(15, 0), "max_fragments: expected at least 1, as both or neither, got 0");
   EXPECT_EQ(message(0, 2), "max_tokens: expected at least 1, as both or neither, got 0");
   EXPECT_EQ(message(-1, 2), "max_tokens: expected 0 to 281474976710656, got -1");
@@ -210,9 +210,10 @@ TEST(CapacityErrors, NameTheArgument) {
   const auto empty = Partition::make(Rows{0, 0, 0, 0}, 2, Layout::kContiguous);
   PlanOptions options;
   options.max_tokens = options.max_fragments = 1;
-  EXPECT_EQ(Plan::make(*empty, 0, options).status().message(),
-            "max_fragments: expected at least 2 for 3 documents, with and without tokens, on 2 "
-            "ranks, got 1");
+  EXPECT_EQ(
+      Plan::make(*empty, 0, options).status().message(),
+      "max_fragments: expected at least 2, for 3 documents with and without tokens on 2 ranks, "
+      "got 1");
 }
 
 }  // namespace

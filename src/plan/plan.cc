@@ -37,7 +37,7 @@ Status check_options(const Partition& partition, int rank, const PlanOptions& op
     return invalid("tile", fmt::format("0 or a multiple of {}", kChunk), options.tile);
   }
   GDN_RETURN_IF_ERROR(check_tiles(partition, options.tile));
-  return check_capacity(partition, options);
+  return check_capacity(partition, options.max_tokens, options.max_fragments);
 }
 
 // How much of each program device copies and launches are made for.

@@ -248,7 +248,7 @@ TEST(Portable, RefillRefusesWhatDoesNotFit) {
   ASSERT_FALSE(more.is_ok());
   EXPECT_EQ(more.status().code(), ErrorCode::kInvalidArgument);
   EXPECT_EQ(more.status().message(),
-            "max_fragments: expected at least the 2 fragments of rank 0, got 1");
+            "max_fragments: expected at least 2, the fragments of rank 0, got 1");
 }
 
 TEST(Portable, FirstTokenHasNoGateGradient) {
