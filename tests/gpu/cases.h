@@ -12,6 +12,7 @@ struct GpuCase {
   std::string name;
   BatchSpec spec;
   DeviceRun run;
+  bool ordinary = true;  // judged by the bars of ordinary inputs; else by what the contract allows
 };
 
 // Small enough for the SIMT emulator: every kernel, every branch, few chunks.

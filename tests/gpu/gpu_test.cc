@@ -99,7 +99,7 @@ TEST_P(Against64, Recurrence) {
   const BatchResult want = reference_of(batch);
   const BatchResult got = on_device(batch, c.run);
   print_errors(c.name, got, want, batch);
-  expect_results_close(got, want, batch.cu_seqlens, DType::kBFloat16);
+  expect_results_close(got, want, batch.cu_seqlens, DType::kBFloat16, c.ordinary);
 }
 
 INSTANTIATE_TEST_SUITE_P(Portable, Against64, testing::ValuesIn(cases()),
