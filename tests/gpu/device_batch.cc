@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
@@ -215,9 +216,10 @@ HostTensor like(const TensorView& view, int64_t rows) {
   return tensor;
 }
 
-HostTensor take_rows(const HostTensor& from, const std::vector<int64_t>& rows) {
+// Rows `rows` of `from`, and NaN up to `count` rows.
+HostTensor take_rows(const HostTensor& from, const std::vector<int64_t>& rows, int64_t count) {
   if (!from.present()) return {};
-  HostTensor to = like(from.view, static_cast<int64_t>(rows.size()));
+  HostTensor to = like(from.view, count);
   const int64_t bytes = to.view.stride[0] * size_of(to.view.dtype);
   for (size_t i = 0; i < rows.size(); ++i) {
     std::memcpy(to.as<std::byte>() + static_cast<int64_t>(i) * bytes,
@@ -235,13 +237,21 @@ void put_rows(const HostTensor& from, const std::vector<int64_t>& rows, HostTens
   }
 }
 
+bool zero_from(const HostTensor& t, int64_t row) {
+  const int64_t bytes = t.view.stride[0] * size_of(t.view.dtype);
+  const auto* at = t.as<const unsigned char>();
+  return std::all_of(at + row * bytes, at + t.view.shape[0] * bytes,
+                     [](unsigned char byte) { return byte == 0; });
+}
+
 struct States {
   DeviceTensor initial, dfinal, final_out, dinitial;
 };
 
 // One rank: host rows, device operands and outputs, and its context.
 struct RankRun {
-  std::vector<int64_t> rows;
+  std::vector<int64_t> rows;  // of the batch
+  int64_t tokens = 0;         // and slack of a capacity
   HostTensor q, k, v, g, beta, d_o;
   BatchResult out;
   std::unique_ptr<Rows> qkv, gates, dqkv, dgates;
@@ -262,12 +272,13 @@ Status set_up(const Batch& batch, const DeviceRun& run, const Partition& partiti
   if (partition.world_size() == 1) {
     for (int64_t t = partition.num_tokens(); t < batch.problem.tokens; ++t) r.rows.push_back(t);
   }
-  r.q = take_rows(batch.q, r.rows);
-  r.k = take_rows(batch.k, r.rows);
-  r.v = take_rows(batch.v, r.rows);
-  r.g = take_rows(batch.g, r.rows);
-  r.beta = take_rows(batch.beta, r.rows);
-  r.d_o = take_rows(batch.d_o, r.rows);
+  r.tokens = std::max(static_cast<int64_t>(r.rows.size()), run.context.max_tokens);
+  r.q = take_rows(batch.q, r.rows, r.tokens);
+  r.k = take_rows(batch.k, r.rows, r.tokens);
+  r.v = take_rows(batch.v, r.rows, r.tokens);
+  r.g = take_rows(batch.g, r.rows, r.tokens);
+  r.beta = take_rows(batch.beta, r.rows, r.tokens);
+  r.d_o = take_rows(batch.d_o, r.rows, r.tokens);
   const DeviceForm& form = run.form;
   r.qkv = std::make_unique<Rows>(std::vector{r.q.view, r.k.view, r.v.view}, form.packed,
                                  form.padding, true);
@@ -280,7 +291,7 @@ Status set_up(const Batch& batch, const DeviceRun& run, const Partition& partiti
 
   Problem problem = batch.problem;
   problem.device = Device{Device::Kind::kCuda, run.device};
-  problem.tokens = static_cast<int64_t>(r.rows.size());
+  problem.tokens = r.tokens;
   auto context = Context::make(first, rank, problem, run.context);
   if (!context) return context.status();
   r.context = std::make_unique<Context>(std::move(*context));
@@ -460,7 +471,7 @@ Result<BatchResult> run_on_device(const Batch& batch, const DeviceRun& run) {
   if (!partition) return partition.status();
   std::vector<Partition> packings;
   for (const auto& packing : run.replays) {
-    auto other = Partition::make(packing, 1, run.layout);
+    auto other = Partition::make(packing, run.world_size, run.layout);
     if (!other) return other.status();
     packings.push_back(*other);
   }
@@ -485,9 +496,12 @@ Result<BatchResult> run_on_device(const Batch& batch, const DeviceRun& run) {
     GDN_RETURN_IF_ERROR(set_up(batch, run, *partition, packings[0], static_cast<int>(r), ranks[r]));
   }
   result.backend = ranks[0].context->backend().name();
-  if (!run.replays.empty()) {
+  if (!run.replays.empty() && ranks.size() == 1) {
     GDN_RETURN_IF_ERROR(replay_on_stream(ranks[0], run, states, backward, packings));
   } else {
+    for (RankRun& r : ranks) {
+      if (!run.replays.empty()) GDN_RETURN_IF_ERROR(r.context->refill(*partition));
+    }
     std::vector<Call> forward, gradients;
     GDN_RETURN_IF_ERROR(add_forward(ranks, states, backward && run.keep_saved, {}, forward));
     GDN_RETURN_IF_ERROR(drive(forward));
@@ -511,7 +525,7 @@ Result<BatchResult> run_on_device(const Batch& batch, const DeviceRun& run) {
   }
   for (size_t i = 0; i < ranks.size(); ++i) {
     RankRun& r = ranks[i];
-    const int64_t rows = static_cast<int64_t>(r.rows.size());
+    const int64_t rows = r.tokens;
     r.out.o = like(r.v.view, rows);
     untouched = r.o.take(r.out.o.view) && untouched;
     put_rows(r.out.o, r.rows, result.o);
@@ -528,6 +542,12 @@ Result<BatchResult> run_on_device(const Batch& batch, const DeviceRun& run) {
     put_rows(r.out.dv, r.rows, result.dv);
     put_rows(r.out.dg, r.rows, result.dg);
     put_rows(r.out.dbeta, r.rows, result.dbeta);
+    for (const HostTensor* t :
+         {&r.out.o, &r.out.dq, &r.out.dk, &r.out.dv, &r.out.dg, &r.out.dbeta}) {
+      if (!zero_from(*t, static_cast<int64_t>(r.rows.size()))) {
+        return device_error("slack rows of a gradient or of o are not 0");
+      }
+    }
     add_partial(r.dA_log, result.dA_log, i == 0);
     add_partial(r.ddt_bias, result.ddt_bias, i == 0);
   }

@@ -25,10 +25,11 @@ struct DeviceRun {
   bool keep_saved = true;
   DeviceForm form;
   int device = 0;
-  // One rank with a capacity (context.max_tokens; the batch has max_fragments documents, those at
-  // its end without tokens left out of its partition). With packings here (cu_seqlens), forward and
-  // backward are captured in a CUDA graph at the first, refilled with and replayed at every other,
-  // and at last at the batch's own.
+  // With a capacity (context.max_tokens; the batch has world_size * max_fragments documents, those
+  // at its end without tokens left out of its partition). With packings here (cu_seqlens), forward
+  // and backward are captured in a CUDA graph at the first, refilled with and replayed at every
+  // other, and at last at the batch's own. Several ranks, whose messages the host carries: made
+  // with the first, and run at the batch's own.
   std::vector<std::vector<int64_t>> replays;
 };
 

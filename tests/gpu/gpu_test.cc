@@ -238,6 +238,29 @@ TEST_P(Replay, OneGraphServesOtherPackings) {
 INSTANTIATE_TEST_SUITE_P(Portable, Replay, testing::ValuesIn(replay_cases()),
                          [](const auto& one) { return one.param.name; });
 
+TEST(Portable, RanksServeOtherPackings) {
+  GDN_NEEDS_DEVICE();
+  for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kZigzagPerDocument}) {
+    for (const auto policy : {ExchangePolicy::kAllGather, ExchangePolicy::kAllToAll}) {
+      SCOPED_TRACE(to_string(layout));
+      GpuCase c = fitted(replay_cases()[1]);
+      c.run.context.tile = 0;
+      c.run.context.exchange = policy;
+      c.run.layout = layout;
+      c.run.world_size = 3;
+      constexpr int64_t kFragments = 4;
+      c.spec.documents = {200, 0, 90};
+      c.spec.documents.resize(3 * kFragments, 0);
+      const Batch batch = batch_of(c);
+      const BatchResult exact = on_device(batch, c.run);
+      c.run.context.max_tokens = 150;
+      c.run.context.max_fragments = kFragments;
+      c.run.replays = {{0, 40, 400}};
+      expect_bitwise_equal(on_device(batch, c.run), exact);
+    }
+  }
+}
+
 TEST(Portable, RefillRefusesWhatDoesNotFit) {
   GDN_NEEDS_DEVICE();
   GpuCase c = fitted(small_cases()[0]);
