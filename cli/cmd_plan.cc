@@ -40,7 +40,7 @@ Json rank_json(const Partition& partition, int rank, const Plan& plan) {
           {"fragments", fragments},
           {"crossing", crossing},
           {"segments", plan.segments.size()},
-          {"chunks", plan.num_chunks},
+          {"chunks", plan.counts.chunks},
           {"sent_bytes_forward", plan.sent_elements(false) * bytes},
           {"sent_bytes_backward", plan.sent_elements(true) * bytes}};
 }

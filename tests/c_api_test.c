@@ -110,6 +110,30 @@ int main(void) {
   CHECK(gdn_forward(context, &in, NULL, &to, NULL, workspace, 0, NULL, 0, NULL) ==
         GDN_WORKSPACE_TOO_SMALL);
 
+  /* Another packing in a context with room for it: the same bytes as two calls. */
+  gdn_context* roomy = NULL;
+  problem.max_tokens = T;
+  problem.max_fragments = 3;
+  CHECK(gdn_context_create(partition, communicator, &problem, NULL, 0, &roomy) == GDN_OK);
+  CHECK(gdn_context_documents(roomy) == 3);
+  const int64_t roomy_bytes = gdn_context_forward_workspace_bytes(roomy);
+  void* room = block(roomy_bytes);
+  gdn_partition* other = NULL;
+  const int64_t whole[] = {0, 0, T - 1}, many[] = {0, 10, 20, 30, 40};
+  CHECK(gdn_partition_create(many, 4, 1, "contiguous", &other) == GDN_OK);
+  CHECK(gdn_context_refill(roomy, other, NULL) == GDN_INVALID_ARGUMENT);
+  CHECK(strstr(gdn_last_error(), "max_fragments: expected at least 4, the fragments") != NULL);
+  CHECK(gdn_context_refill(context, other, NULL) == GDN_INVALID_ARGUMENT);
+  gdn_partition_destroy(other);
+  CHECK(gdn_partition_create(whole, 2, 1, "contiguous", &other) == GDN_OK);
+  CHECK(gdn_context_refill(roomy, other, NULL) == GDN_OK);
+  CHECK(gdn_context_forward_workspace_bytes(roomy) == roomy_bytes);
+  CHECK(gdn_forward(roomy, &in, NULL, &to, NULL, room, roomy_bytes, NULL, 0, NULL) == GDN_OK);
+  CHECK(o[(T - 2) * HV * D] != 0 && o[(T - 1) * HV * D] == 0);
+  gdn_partition_destroy(other);
+  gdn_context_destroy(roomy);
+  free(room);
+
   free(workspace);
   free(saved);
   gdn_context_destroy(context);

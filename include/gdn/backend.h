@@ -50,11 +50,14 @@ class Backend {
   virtual int64_t segments_per_worker() const { return 2; }
   virtual int64_t segment_chunks(int64_t heads_v) const { return 32; }
 
-  // Byte queries, pure functions of problem and plan; multiples of 256.
+  // Byte queries, pure functions of the problem, the plan's options and its capacity; multiples of
+  // 256. With a capacity so are the launches: a graph captured of them serves other packings.
   virtual int64_t prepared_bytes(const Problem& problem, const Plan& plan) const = 0;
   virtual int64_t forward_scratch_bytes(const Problem& problem, const Plan& plan) const = 0;
   virtual int64_t backward_scratch_bytes(const Problem& problem, const Plan& plan) const = 0;
-  // Device copy of the plan's tables, uploaded once per context. 0 for host backends.
+  // Device copy of the plan's tables, uploaded once per context and packing. 0 for host backends.
+  // Ordered on the stream, without waiting for it; refused while the stream is being captured,
+  // since a graph would bring these tables back at every replay.
   virtual int64_t resident_bytes(const Plan& plan) const = 0;
   virtual Status upload(const Plan& plan, void* resident, Stream stream) const = 0;
 

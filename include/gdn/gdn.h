@@ -28,6 +28,11 @@ struct ContextOptions {
   std::string backend;  // empty: the first that takes the problem
   int64_t tile = 0;     // see PlanOptions::tile
   ExchangePolicy exchange = ExchangePolicy::kAuto;
+  // The capacity for other packings, the same on every rank: local rows and fragments of any rank;
+  // documents, with and without tokens, are world_size * max_fragments at most. 0: this packing
+  // alone. See Context::refill.
+  int64_t max_tokens = 0;
+  int64_t max_fragments = 0;
 };
 
 // One rank's view of a partition, for one shape of heads: what every layer of a step reuses.
@@ -56,6 +61,16 @@ class Context {
   Status upload(Memory resident, Stream stream = {});
   const void* resident() const { return resident_; }
 
+  // Another packing in the same context, made with a capacity: same layout and number of ranks. The
+  // new tables take the place of the old ones on the device, ordered on `stream`; byte counts,
+  // launches and addresses stay, so that a CUDA graph captured before serves the new packing.
+  // Operands have max_tokens rows or more, of which those past the packing's are slack, and states
+  // have documents() rows: those past the packing's are documents without tokens. A collective
+  // where the context has a communicator. After an error the context is as it was. Not while a call
+  // of this context is under way, nor from within a stream capture.
+  Status refill(const Partition& partition, Stream stream = {});
+  int64_t documents() const { return plan_->num_documents; }  // N of the states
+
   int64_t forward_workspace_bytes() const;
   int64_t backward_workspace_bytes(bool have_saved) const;
   int64_t saved_bytes() const;  // what a forward keeps for its backward
@@ -68,13 +83,15 @@ class Context {
   Context(const Partition& partition, Communicator* communicator, const Problem& problem,
           const ContextOptions& options, const Made& made);
 
+  Status replace(const Partition& partition, Stream stream);
+
   Partition partition_;
   Communicator* communicator_;
   Problem problem_;
   ContextOptions options_;
   const Backend* backend_;
   std::shared_ptr<const Plan> plan_;
-  const void* resident_ = nullptr;
+  void* resident_ = nullptr;
 };
 
 // o and final_state. `saved`, where given (saved_bytes()), keeps what backward() needs; without it

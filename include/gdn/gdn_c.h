@@ -65,6 +65,8 @@ typedef struct gdn_problem {
   DLDevice device;
   double scale; /* 0: dim_k^-0.5 */
   int qk_l2norm, gate_in_kernel, beta_sigmoid, allow_neg_eigval; /* the last only with beta_sigmoid */
+  /* Capacity for gdn_context_refill: rows and fragments of any rank. 0 and 0: one packing alone. */
+  int64_t max_tokens, max_fragments;
 } gdn_problem;
 
 /* Optional tensors may be NULL. */
@@ -90,6 +92,10 @@ void gdn_context_destroy(gdn_context* context);
 const char* gdn_context_backend(const gdn_context* context);
 int64_t gdn_context_resident_bytes(const gdn_context* context);
 gdn_status gdn_context_upload(gdn_context* context, void* resident, int64_t bytes, void* stream);
+/* Another packing within the capacity, ordered on the stream; byte counts and addresses stay, so
+ * that a captured CUDA graph serves it. A collective. States have gdn_context_documents rows. */
+gdn_status gdn_context_refill(gdn_context* context, const gdn_partition* partition, void* stream);
+int64_t gdn_context_documents(const gdn_context* context);
 int64_t gdn_context_forward_workspace_bytes(const gdn_context* context);
 int64_t gdn_context_backward_workspace_bytes(const gdn_context* context, int have_saved);
 int64_t gdn_context_saved_bytes(const gdn_context* context);

@@ -82,6 +82,8 @@ struct FoldProgram {
   bool transpose = false;
   int head_begin = 0;
   int head_end = 0;
+  int64_t max_steps = 0;   // what device copies and launches are made for: the program's own
+  int64_t max_chains = 0;  // steps and chains, or with a capacity the most of any packing within it
 
   int64_t chains() const { return chain_begin.empty() ? 0 : int64_t(chain_begin.size()) - 1; }
   bool empty() const { return steps.empty(); }
@@ -131,9 +133,36 @@ struct PlanOptions {
   // multiples of the tile.
   int64_t tile = 0;
   ExchangePolicy exchange = ExchangePolicy::kAuto;
+  // The capacity: at most this many local rows and fragments on any rank, and world_size *
+  // max_fragments documents. All sizes are then those of the capacity, whatever the packing.
+  // 0 and 0: exactly this packing.
+  int64_t max_tokens = 0;
+  int64_t max_fragments = 0;
 
+  bool has_capacity() const { return max_tokens > 0; }
   bool operator==(const PlanOptions&) const = default;
 };
+
+// Rows of a rank's tables.
+struct PlanCounts {
+  int64_t segments = 0;
+  int64_t longest = 0;          // tokens of the longest segment
+  int64_t chunks = 0;           // of all segments
+  int64_t entry_slots = 0;      // segments that do not start their document
+  int64_t exit_slots = 0;       // segments that do not end it
+  int64_t map_slots = 0;        // segments that do neither
+  int64_t empty_documents = 0;  // rank 0 only
+
+  bool operator==(const PlanCounts&) const = default;
+};
+
+// Every rank's rows and fragments, and the documents, fit the capacity: the same answer on every
+// rank. 0 and 0: there is none.
+Status check_capacity(const Partition& partition, int64_t max_tokens, int64_t max_fragments);
+
+// Whether `next` can take the place of `from` in what was made with a capacity.
+Status check_refill(const Partition& from, const Partition& next, int64_t max_tokens,
+                    int64_t max_fragments);
 
 // Segments never depend on a document's neighbours in the pack: a fragment is cut by its own
 // length, HV and workers alone, so that a document's results do not change by a bit with them.
@@ -143,16 +172,16 @@ struct Plan {
   PlanOptions options;
   int rank = 0;
   int world_size = 1;
-  int64_t num_documents = 0;
+  int64_t num_documents = 0;  // rows of the states; a capacity pads with documents without tokens
   int64_t local_tokens = 0;
 
   std::vector<Segment> segments;
   std::vector<int64_t> empty_documents;  // rank 0 only: final_state = initial_state there
   std::string segment_reason;  // why they are cut as they are, one sentence
-  int64_t num_chunks = 0;      // of all segments
-  int64_t entry_slots = 0;     // segments that do not start their document
-  int64_t exit_slots = 0;      // segments that do not end it
-  int64_t map_slots = 0;       // segments that do neither
+  PlanCounts counts;           // of this packing
+  // What memory, strides of tables and launches are made for: `counts`, or with a capacity the most
+  // of any packing within it.
+  PlanCounts capacity;
 
   ExchangeKind exchange = ExchangeKind::kNone;
   std::string exchange_reason;  // bytes of both kinds, one sentence
@@ -160,14 +189,16 @@ struct Plan {
   ExchangePass backward;
 
   // Elements of a table in the forward or backward pass.
-  int64_t map_elements() const { return options.heads_v * map_slots * options.dim_k * options.dim_k; }
+  int64_t map_elements() const {
+    return options.heads_v * capacity.map_slots * options.dim_k * options.dim_k;
+  }
   int64_t part_elements(bool backward_pass) const {
-    return options.heads_v * (backward_pass ? entry_slots : exit_slots) * options.dim_k *
-           options.dim_v;
+    return options.heads_v * (backward_pass ? capacity.entry_slots : capacity.exit_slots) *
+           options.dim_k * options.dim_v;
   }
   int64_t boundary_elements(bool backward_pass) const {
-    return options.heads_v * (backward_pass ? exit_slots : entry_slots) * options.dim_k *
-           options.dim_v;
+    return options.heads_v * (backward_pass ? capacity.exit_slots : capacity.entry_slots) *
+           options.dim_k * options.dim_v;
   }
   // Elements this rank hands to other ranks (never counting what it keeps).
   int64_t sent_elements(bool backward_pass) const;

@@ -73,6 +73,7 @@ struct Run {
   Buffer<float> gates, norms, hand_over, enter, leave, map;
   Buffer<int> flags;
   Buffer<gdn::cuda::ChunkRow> chunk_rows;
+  Buffer<int64_t> chunk_count;
   Buffer<WalkPiece> pieces, summary_pieces;
   Buffer<int32_t> begin, summary_begin;
   PrepareParams prepare{};
@@ -108,6 +109,7 @@ struct Run {
         map(c.segments > 1 ? slots(c) * c.HV * 16384 : 0),
         flags(256 * G * 2, 0),
         chunk_rows(make_chunks()),
+        chunk_count(std::vector<int64_t>{chunks}),
         pieces(make_pieces(false)),
         summary_pieces(make_pieces(true)),
         begin(schedule_begin(false)),
@@ -201,8 +203,8 @@ struct Run {
     prepare.beta = {beta.data, c.HV, 1, gdn::DType::kFloat32};
     prepare.chunks = chunk_rows.data, prepare.tiles = tiles.data, prepare.gates = gates.data,
     prepare.norms = norms.data;
-    prepare.num_chunks = chunks, prepare.heads_k = c.H, prepare.heads_v = c.HV,
-    prepare.scale = scale;
+    prepare.num_chunks = chunk_count.data, prepare.max_chunks = chunks;
+    prepare.heads_k = c.H, prepare.heads_v = c.HV, prepare.scale = scale;
     prepare.l2norm = c.norm;
     prepare.flags = flags.data, prepare.num_flags = static_cast<int>(flags.count);
     must(make_tensor_map(pq, rows, c.H, stride_q, 2, &walk.q));

@@ -108,12 +108,6 @@ std::vector<Tensor> kept_inputs(const Inputs& in) {
 
 }  // namespace
 
-std::optional<torch::stable::accelerator::DeviceGuard> guard_for(gdn::Device device) {
-  std::optional<torch::stable::accelerator::DeviceGuard> guard;
-  if (device.kind == gdn::Device::Kind::kCuda) guard.emplace(device.index);
-  return guard;
-}
-
 gdn::Problem problem_of(const Inputs& in) {
   const gdn::TensorView q = rows_view("q", in.q, 2);
   const gdn::TensorView v = rows_view("v", in.v, 2);
@@ -167,7 +161,7 @@ Forward start_forward(Session& session, const Inputs& in, const MaybeTensor& wor
   Forward out{empty_like_shape(in.v), nothing(problem), aligned_bytes(0, problem.device), pending};
   args.o = rows_view("o", out.o, 2);
   if (want_final) {
-    const int64_t documents = session.partition().num_documents();
+    const int64_t documents = context.documents();
     const std::vector<int64_t> shape = {documents, problem.heads_v,
                                         v_first ? problem.dim_v : problem.dim_k,
                                         v_first ? problem.dim_k : problem.dim_v};

@@ -2,8 +2,6 @@
 // pause at every collective.
 #pragma once
 
-#include <torch/csrc/stable/accelerator.h>
-
 #include <memory>
 #include <optional>
 
@@ -46,9 +44,6 @@ struct Gradients {
   Tensor dA_log, ddt_bias, dinitial_state;  // no elements where there is no such operand
   std::shared_ptr<Pending> pending;
 };
-
-// Launches of a call go to its tensors' GPU, whichever is current.
-std::optional<torch::stable::accelerator::DeviceGuard> guard_for(gdn::Device device);
 
 std::shared_ptr<Session> session_for(int64_t session, const MaybeTensor& cu_seqlens,
                                      const Inputs& in);

@@ -106,14 +106,22 @@ std::string partition_draw(int64_t handle, int64_t width) {
 }
 
 int64_t session_create(int64_t partition_handle, int64_t rank, std::string backend,
-                       std::string exchange, int64_t tile) {
+                       std::string exchange, int64_t tile, int64_t max_tokens,
+                       int64_t max_fragments) {
   const auto partition = partition_at(partition_handle);
   gdn::ContextOptions options;
   options.backend = backend;
   options.exchange = value_of(gdn::parse_exchange(exchange));
   options.tile = tile;
+  options.max_tokens = max_tokens;
+  options.max_fragments = max_fragments;
+  check(gdn::check_capacity(*partition, max_tokens, max_fragments));
   return sessions().add(
       std::make_shared<Session>(*partition, checked_rank(*partition, rank), options));
+}
+
+void session_refill(int64_t handle, int64_t partition_handle) {
+  session_at(handle, std::nullopt, 1, 0)->refill(*partition_at(partition_handle));
 }
 
 void session_free(int64_t handle) { sessions().take(handle); }
@@ -132,7 +140,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_kcp, m) {
   m.def("partition_halo(int partition, int rank, int width) -> Tensor");
   m.def("partition_digest(int partition) -> int");
   m.def("partition_draw(int partition, int width) -> str");
-  m.def("session_create(int partition, int rank, str backend, str exchange, int tile) -> int");
+  m.def(
+      "session_create(int partition, int rank, str backend, str exchange, int tile, "
+      "int max_tokens, int max_fragments) -> int");
+  m.def("session_refill(int session, int partition) -> ()");
   m.def("session_free(int session) -> ()");
 }
 
@@ -147,6 +158,7 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_kcp, CompositeExplicitAutograd, m) {
   m.impl("partition_digest", TORCH_BOX(&partition_digest));
   m.impl("partition_draw", TORCH_BOX(&partition_draw));
   m.impl("session_create", TORCH_BOX(&session_create));
+  m.impl("session_refill", TORCH_BOX(&session_refill));
   m.impl("session_free", TORCH_BOX(&session_free));
 }
 

@@ -58,6 +58,23 @@ std::shared_ptr<const Prepared> Session::prepare(const gdn::Problem& problem, in
   return entries_.back().prepared;
 }
 
+void Session::refill(gdn::Partition partition) {
+  std::lock_guard lock(mutex_);
+  check(gdn::check_refill(partition_, partition, options_.max_tokens, options_.max_fragments));
+  const auto fill = [](const Entry& entry, const gdn::Partition& with) {
+    const gdn::Device device = entry.problem.device;
+    const auto guard = guard_for(device);
+    return entry.prepared->context.refill(with, current_stream(device));
+  };
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const gdn::Status status = fill(entries_[i], partition);
+    // All or none.
+    for (size_t done = 0; !status && done < i; ++done) check(fill(entries_[done], partition_));
+    check(status);
+  }
+  partition_ = std::move(partition);
+}
+
 Registry<gdn::Partition>& partitions() {
   static auto* registry = new Registry<gdn::Partition>;  // outlives Python's finalizers
   return *registry;

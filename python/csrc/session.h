@@ -34,6 +34,10 @@ class Session {
   const gdn::Partition& partition() const { return partition_; }
   int rank() const { return rank_; }
 
+  // Another packing for all its contexts, present and to come; their tables follow on the device's
+  // current stream.
+  void refill(gdn::Partition partition);
+
   // The context of a problem, made on its first call. `exchange`: -1, or the policy of this call.
   std::shared_ptr<const Prepared> prepare(const gdn::Problem& problem, int64_t exchange = -1);
 
@@ -41,7 +45,7 @@ class Session {
   struct Entry {
     gdn::Problem problem;
     gdn::ExchangePolicy exchange;
-    std::shared_ptr<const Prepared> prepared;
+    std::shared_ptr<Prepared> prepared;
   };
 
   gdn::Partition partition_;

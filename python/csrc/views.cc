@@ -250,4 +250,10 @@ gdn::Stream current_stream(gdn::Device device) {
   return stream;
 }
 
+std::optional<torch::stable::accelerator::DeviceGuard> guard_for(gdn::Device device) {
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (device.kind == gdn::Device::Kind::kCuda) guard.emplace(device.index);
+  return guard;
+}
+
 }  // namespace gdn_torch

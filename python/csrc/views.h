@@ -1,6 +1,7 @@
 // Between LibTorch's stable ABI and the core: errors, tensor views, allocation, streams.
 #pragma once
 
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <optional>
@@ -52,5 +53,7 @@ Tensor int64_tensor(const std::vector<int64_t>& values, const std::vector<int64_
 std::vector<int64_t> int64_values(const char* name, const Tensor& tensor);
 
 gdn::Stream current_stream(gdn::Device device);
+// Launches go to this GPU, whichever is current.
+std::optional<torch::stable::accelerator::DeviceGuard> guard_for(gdn::Device device);
 
 }  // namespace gdn_torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ class Call:
 
     __slots__ = (
         "ctx", "cu_seqlens", "scale", "flags", "want_final", "workspace", "save", "again", "packed",
-        "handle", "key",
+        "handle", "key", "replays",
     )
 
     def __init__(self, ctx, cu_seqlens, scale, flags, want_final=False, workspace=None, save=True):
@@ -32,6 +33,13 @@ class Call:
         self.packed = False  # gradient layout of q, k, v
         self.handle = None  # RecomputeHandle
         self.key = None
+        self.replays = None  # replay.Replays, or None: run as it is
+
+    def eager(self) -> Call:
+        """The same call without graphs."""
+        call = copy.copy(self)
+        call.replays = None
+        return call
 
 
 def check_tensors(*inputs) -> None:
@@ -98,6 +106,12 @@ def _begin(call: Call, op, args: tuple, q, v, what: str, kind: int):
 def run_forward(call: Call, inputs: tuple, save: bool):
     """(o, final_state, saved) of ``inputs`` = q, k, v, g, beta, A_log, dt_bias, initial_state."""
     ctx = call.ctx
+    if call.replays is not None and call.again is None:
+        eager = call.eager()
+        return call.replays.call(
+            call, "forward", (save, call.want_final), inputs,
+            lambda own: run_forward(eager, own, save),
+        )
     try:
         if ctx is None or ctx.world_size == 1 or call.again is not None:
             return ops.forward(
@@ -118,6 +132,12 @@ def run_forward(call: Call, inputs: tuple, save: bool):
 def run_backward(call: Call, inputs: tuple, do, dfinal_state, saved, packed: bool):
     """Gradients of ``inputs``, in their order; those of absent operands have no elements."""
     ctx = call.ctx
+    if call.replays is not None:
+        eager = call.eager()
+        return call.replays.call(
+            call, "backward", (packed,), (*inputs, do, dfinal_state, saved),
+            lambda own: run_backward(eager, own[:-3], *own[-3:], packed),
+        )
     try:
         if ctx is None or ctx.world_size == 1:
             return ops.backward(

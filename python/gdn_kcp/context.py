@@ -11,6 +11,7 @@ from ._library import exchange_flags, ops
 from .errors import InvalidArgumentError, UnsupportedError, typed
 from .groups import member_of
 from .partition import Partition
+from .replay import Replays
 
 _ALIGNMENT = 256  # of workspaces, in bytes; gdn/gdn.h
 
@@ -21,19 +22,61 @@ class Context:
     Holds one rank's plan for each shape of heads that was called, made on its first call.
     """
 
-    def __init__(self, partition: Partition, member, device: torch.device, conv_kernel_size: int):
-        self.partition = partition
+    def __init__(
+        self, partition: Partition, member, device: torch.device, conv_kernel_size: int,
+        max_tokens: int = 0, max_fragments: int = 0,
+    ):
         self.rank: int = member.rank
         self.world_size: int = member.size
         self.device = device
         self.conv_kernel_size = conv_kernel_size
         self.member = member
-        self.local_cu_seqlens = partition.local_cu_seqlens(member.rank)
-        self.local_tokens = int(self.local_cu_seqlens[-1])
-        self.handle: int = ops.session_create(partition.handle, member.rank, "", "auto", 0)
+        self.max_tokens, self.max_fragments = max_tokens, max_fragments  # 0: this packing alone
+        self.handle: int = ops.session_create(
+            partition.handle, member.rank, "", "auto", 0, max_tokens, max_fragments
+        )
         weakref.finalize(self, ops.session_free, self.handle).atexit = False
+        self._hold(partition)
+
+    def _hold(self, partition: Partition) -> None:
+        self.partition = partition
+        self.local_cu_seqlens = partition.local_cu_seqlens(self.rank)
+        self.local_tokens = int(self.local_cu_seqlens[-1])
         self._digests: dict[tuple, int] = {}
         self.halos: dict[int, Any] = {}  # conv.Halo by width
+
+    @property
+    def rows(self) -> int:
+        """Rows of the operands: ``max_tokens``, those past ``local_tokens`` slack; or all local."""
+        return self.max_tokens or self.local_tokens
+
+    def refill(self, partition: Partition) -> None:
+        """Takes another packing within ``max_tokens`` and ``max_fragments`` (a collective).
+
+        Layout and world size stay. The tables on the device are written anew in the order of the
+        current stream, without a synchronisation; byte counts and addresses stay, so that a CUDA
+        graph captured before serves the new packing. Not between a forward and its backward, nor
+        within a stream capture.
+
+        Raises:
+            InvalidArgumentError: on every rank, naming the argument; the context stays as it was.
+        """
+        if not isinstance(partition, Partition):
+            raise InvalidArgumentError(
+                f"partition: expected a Partition, got {type(partition).__name__}"
+            )
+        error: Exception | None = None
+        try:
+            ops.session_refill(self.handle, partition.handle)
+        except RuntimeError as raised:
+            error = typed(raised)
+        try:
+            self.member.agree(error, partition.digest, "partition")
+        except BaseException:
+            if error is None:
+                ops.session_refill(self.handle, self.partition.handle)
+            raise
+        self._hold(partition)
 
     def __repr__(self) -> str:
         return f"Context(rank {self.rank} of {self.partition!r} on {self.device})"
@@ -49,7 +92,7 @@ class Context:
         if known is None:
             heads, dims = (q.shape[-2], v.shape[-2]), (q.shape[-1], v.shape[-1])
             like = torch.empty(0, dtype=q.dtype, device=q.device)
-            table = ops.query(self.handle, self.local_tokens, *heads, *dims, like, scale, flags)
+            table = ops.query(self.handle, self.rows, *heads, *dims, like, scale, flags)
             known = self._digests[key] = int(table[6])
         return known
 
@@ -68,6 +111,24 @@ def usable_device(device) -> torch.device:
             f"device: expected cpu, or a GPU that torch can use, got {found}: {why}"
         ) from None
     return found
+
+
+def _capacity(
+    partition: Partition, max_tokens: int | None, max_fragments: int | None
+) -> tuple[int, int]:
+    """(0, 0) without a capacity; what is not given is what the partition needs."""
+    if max_tokens is None and max_fragments is None:
+        return 0, 0
+    for name, given in (("max_tokens", max_tokens), ("max_fragments", max_fragments)):
+        if given is not None and given < 1:
+            raise InvalidArgumentError(f"{name}: expected at least 1, got {given}")
+    ranks = range(partition.world_size)
+    if max_tokens is None:
+        max_tokens = max(1, *(partition.local_tokens(rank) for rank in ranks))
+    if max_fragments is None:
+        held = (partition.local_cu_seqlens(rank).numel() - 1 for rank in ranks)
+        max_fragments = max(1, -(-partition.num_documents // partition.world_size), *held)
+    return max_tokens, max_fragments
 
 
 def build_context(
@@ -89,7 +150,11 @@ def build_context(
         rank: this rank in the group.
         device: where the tensors of the calls are.
         conv_kernel_size: taps of :func:`causal_conv1d` (at most), 1 to 8.
-        max_tokens, max_fragments: capacity that the rank's rows and fragments must fit in.
+        max_tokens, max_fragments: capacity for other packings (:meth:`Context.refill`), the same on
+            every rank: rows and fragments of any rank (and world_size * max_fragments documents,
+            with and without tokens). Operands then have max_tokens rows, those past the packing's
+            are slack, and initial and final states have a row for every document of the capacity.
+            One of them alone: the other is what this partition needs.
 
     Raises:
         InvalidArgumentError: on every rank, also if the ranks brought different partitions.
@@ -106,14 +171,8 @@ def build_context(
             raise InvalidArgumentError(
                 f"conv_kernel_size: expected 1 to 8, got {conv_kernel_size}"
             )
-        context = Context(partition, member, usable_device(device), conv_kernel_size)
-        fragments = context.local_cu_seqlens.numel() - 1
-        for name, limit, held in (
-            ("max_tokens", max_tokens, context.local_tokens),
-            ("max_fragments", max_fragments, fragments),
-        ):
-            if limit is not None and held > limit:
-                raise InvalidArgumentError(f"{name}: expected at least {held}, got {limit}")
+        capacity = _capacity(partition, max_tokens, max_fragments)
+        context = Context(partition, member, usable_device(device), conv_kernel_size, *capacity)
     except RuntimeError as raised:
         error = typed(raised)
     member.agree(error, partition.digest, "partition")
@@ -147,7 +206,7 @@ def call_bytes(
     flags = int(use_qk_l2norm_in_kernel) | exchange_flags(exchange)
     try:
         table = ops.query(
-            ctx.handle, ctx.local_tokens, H_qk, HV, head_dim, head_dim_v or head_dim, like, None,
+            ctx.handle, ctx.rows, H_qk, HV, head_dim, head_dim_v or head_dim, like, None,
             flags,
         )
     except RuntimeError as error:
@@ -191,7 +250,8 @@ def comm_bytes(ctx: Context, *, H_qk: int, HV: int, backward: bool = True, **sha
 class Workspace:
     """Memory that a caller keeps for calls in turn: ``Workspace(workspace_bytes(ctx, ...))``.
 
-    One call at a time uses it. Without one, a call allocates its own from torch's allocator.
+    One call at a time uses it. Without one, a call allocates its own from torch's allocator. It
+    also keeps the graphs of calls with ``graph="replay"``, and their copies of inputs and outputs.
     """
 
     def __init__(self, nbytes: int, device="cpu"):
@@ -199,6 +259,7 @@ class Workspace:
             raise InvalidArgumentError(f"nbytes: expected at least 0, got {nbytes}")
         block = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8, device=device)
         self.block = block.narrow(0, -block.data_ptr() % _ALIGNMENT, nbytes)
+        self.replays = Replays()
 
     @property
     def nbytes(self) -> int:

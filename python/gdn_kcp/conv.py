@@ -189,9 +189,9 @@ def _over_ranks(x, weight, bias, silu: bool, ctx: Context) -> torch.Tensor:
             f"weight: expected [C, W] with W of 1 to the context's conv_kernel_size "
             f"{ctx.conv_kernel_size}, got {list(weight.shape)}"
         )
-    elif x.dim() not in (2, 3) or x.shape[:-1].numel() != ctx.local_tokens:
+    elif x.dim() not in (2, 3) or x.shape[:-1].numel() != ctx.rows:
         error = InvalidArgumentError(
-            f"x: expected {ctx.local_tokens} rows, as the partition gives rank {ctx.rank}, got "
+            f"x: expected {ctx.rows} rows, as the partition gives rank {ctx.rank}, got "
             f"{list(x.shape)}"
         )
     elif weight.shape[0] != x.shape[-1]:

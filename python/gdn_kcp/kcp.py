@@ -18,8 +18,9 @@ from .autograd import (
     run_forward,
 )
 from .context import Context, RecomputeHandle, Workspace
-from .errors import Error, InvalidArgumentError, UnsupportedError
+from .errors import Error, InvalidArgumentError
 from .packed import row_of
+from .replay import why_not
 
 
 class Saved(NamedTuple):
@@ -35,12 +36,7 @@ def _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph, save_mo
     check_deterministic(deterministic)
     if save_mode not in ("light", "none"):
         raise InvalidArgumentError(f"save_mode: expected 'light' or 'none', got {save_mode!r}")
-    if graph == "replay":
-        raise UnsupportedError(
-            f"graph: expected 'off' on {ctx.device}, got 'replay'; capture the call with "
-            "torch.cuda.graph instead"
-        )
-    if graph != "off":
+    if graph not in ("off", "replay"):
         raise InvalidArgumentError(f"graph: expected 'off' or 'replay', got {graph!r}")
     return (L2NORM if use_qk_l2norm_in_kernel else 0) | exchange_flags(exchange)
 
@@ -53,6 +49,16 @@ def _block(workspace) -> torch.Tensor | None:
             f"workspace: expected a gdn_kcp.Workspace, got {type(workspace).__name__}"
         )
     return workspace.block
+
+
+def _replays(ctx: Context, workspace, graph: str):
+    """The graphs that the call is captured in or replayed from; None: neither."""
+    if graph == "off":
+        return None
+    error = why_not(ctx, workspace)
+    if error is not None:
+        raise error
+    return workspace.replays
 
 
 def chunk_gdn_kcp(
@@ -86,7 +92,10 @@ def chunk_gdn_kcp(
             ``"none"`` keeps nothing and makes (and exchanges) them again.
         exchange: ``"auto"`` (by bytes), ``"allgather"`` or ``"a2a"``; the same on every rank.
         workspace: a :class:`Workspace` of :func:`workspace_bytes`, or None to allocate one.
-        graph: ``"off"``.
+        graph: ``"off"``, or ``"replay"`` (CUDA): the first call of a kind is captured in a CUDA graph
+            that ``workspace`` keeps, and so is its backward; later ones are replayed, also with
+            another packing of the context's capacity (:meth:`Context.refill`). A kind is shapes,
+            dtypes, options, gradient layout and the context. Inputs are copied in and results out.
         recompute_handle: see :class:`RecomputeHandle`.
 
     Returns:
@@ -102,6 +111,7 @@ def chunk_gdn_kcp(
         check_tensors(q, k, v, g, beta)
         flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph, save_mode)
         block = _block(workspace)
+        replays = _replays(ctx, workspace, graph)
         if recompute_handle is not None and not isinstance(recompute_handle, RecomputeHandle):
             raise InvalidArgumentError(
                 "recompute_handle: expected a gdn_kcp.RecomputeHandle, got "
@@ -117,6 +127,7 @@ def chunk_gdn_kcp(
         )[0]
     call = Call(ctx, None, scale, flags, False, block, save_mode == "light")
     call.handle = recompute_handle
+    call.replays = replays
     return apply(call, q, k, v, g, beta, None, None, None)[0]
 
 
@@ -135,9 +146,11 @@ def chunk_gdn_kcp_forward(
         check_tensors(q, k, v, g, beta)
         flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph)
         block = _block(workspace)
+        replays = _replays(ctx, workspace, graph)
     except Error as error:
         refuse(ctx, error, "forward")
     call = Call(ctx, None, scale, flags, False, block, save_for_backward)
+    call.replays = replays
     with torch.no_grad():
         inputs = (q, k, v, g, beta, None, None, None)
         o, _, saved = run_forward(call, inputs, save_for_backward)
@@ -160,6 +173,7 @@ def chunk_gdn_kcp_backward(
         check_tensors(q, k, v, g, beta)
         flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph)
         workspace_block = _block(workspace)
+        replays = _replays(ctx, workspace, graph)
         if saved is not None and not isinstance(saved, Saved):
             raise InvalidArgumentError(
                 f"saved: expected what chunk_gdn_kcp_forward returned, got {type(saved).__name__}"
@@ -172,6 +186,7 @@ def chunk_gdn_kcp_backward(
     except Error as error:
         refuse(ctx, error, "backward")
     call = Call(ctx, None, scale, flags, False, workspace_block, saved is not None)
+    call.replays = replays
     with torch.no_grad():
         block = saved.block if saved is not None else None
         packed = row_of(q, k, v) is not None

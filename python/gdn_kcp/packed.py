@@ -13,6 +13,16 @@ def _columns(row: torch.Tensor, first: int, heads: int, dim: int) -> torch.Tenso
     return row.narrow(-1, first, heads * dim).unflatten(-1, (heads, dim))
 
 
+def columns_of(row: torch.Tensor, heads_qk: int, heads_v: int, dim: int) -> tuple:
+    """q, k, v of one row, as head views."""
+    qk = heads_qk * dim
+    return (
+        _columns(row, 0, heads_qk, dim),
+        _columns(row, qk, heads_qk, dim),
+        _columns(row, 2 * qk, heads_v, dim),
+    )
+
+
 def _row_strides(shape) -> list[int]:
     """Strides of a dense tensor of this shape."""
     strides, step = [], 1
@@ -63,12 +73,7 @@ class PackedViews(torch.autograd.Function):
         ctx.split = (heads_qk, heads_v, dim)
         ctx.dtype, ctx.device = qkv.dtype, qkv.device
         ctx.gdn_dense_row = qkv.is_contiguous()  # read by autograd.is_packed_row
-        qk = heads_qk * dim
-        return (
-            _columns(qkv, 0, heads_qk, dim),
-            _columns(qkv, qk, heads_qk, dim),
-            _columns(qkv, 2 * qk, heads_v, dim),
-        )
+        return columns_of(qkv, heads_qk, heads_v, dim)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -124,10 +129,5 @@ def packed_qkv_views(
         raise InvalidArgumentError(f"qkv: expected stride(-1) 1, got {qkv.stride(-1)}")
     dim = qkv.shape[-1] // heads
     if torch.compiler.is_compiling():  # the compiler plans gradients itself
-        qk = H_qk * dim
-        return (
-            _columns(qkv, 0, H_qk, dim),
-            _columns(qkv, qk, H_qk, dim),
-            _columns(qkv, 2 * qk, HV, dim),
-        )
+        return columns_of(qkv, H_qk, HV, dim)
     return PackedViews.apply(qkv, H_qk, HV, dim)

@@ -54,9 +54,9 @@ class OwnArm final : public Arm {
     if (needs_backward(operation) && !case_.training) return none("the operands have no do");
     if (!is_stage(operation)) return Status::ok();
     if (!keep_saved_) return none("stages are timed with a saved set");
-    if (operation == Operation::kSummarize && plan.exit_slots == 0)
+    if (operation == Operation::kSummarize && plan.counts.exit_slots == 0)
       return none("no segment ends inside its document");
-    if (operation == Operation::kSummarizeBackward && plan.entry_slots == 0) {
+    if (operation == Operation::kSummarizeBackward && plan.counts.entry_slots == 0) {
       return none("no segment begins inside its document");
     }
     if (operation == Operation::kFold && all_empty(plan.forward)) return none("nothing to fold");

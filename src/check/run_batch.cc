@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <system_error>
 #include <thread>
@@ -11,15 +12,18 @@
 namespace gdn {
 namespace {
 
-// Rows `index` of a row-major [T, ...] tensor, or back into them.
-HostTensor take_rows(const HostTensor& from, std::span<const int64_t> index) {
+// Rows `index` of a row-major [T, ...] tensor and NaN up to `rows`, or back into them.
+HostTensor take_rows(const HostTensor& from, std::span<const int64_t> index, int64_t rows) {
   if (!from.present()) return {};
   HostTensor to;
   to.view = from.view;
-  to.view.shape[0] = static_cast<int64_t>(index.size());
+  to.view.shape[0] = rows;
   const int64_t row = from.view.stride[0] * size_of(from.view.dtype);
-  to.buffer = AlignedBuffer(row * to.view.shape[0]);
+  to.buffer = AlignedBuffer(row * rows);
   to.view.data = to.buffer.data();
+  if (to.buffer.bytes() > 0) {
+    std::memset(to.view.data, 0xff, static_cast<size_t>(to.buffer.bytes()));
+  }
   for (size_t i = 0; i < index.size(); ++i) {
     std::memcpy(to.as<std::byte>() + int64_t(i) * row, from.as<std::byte>() + index[i] * row,
                 static_cast<size_t>(row));
@@ -77,16 +81,16 @@ struct Rank {
   Status status;
 };
 
-Batch local_batch(const Batch& batch, std::span<const int64_t> rows) {
+Batch local_batch(const Batch& batch, std::span<const int64_t> rows, int64_t tokens) {
   Batch local;
   local.problem = batch.problem;
-  local.problem.tokens = static_cast<int64_t>(rows.size());
-  local.q = take_rows(batch.q, rows);
-  local.k = take_rows(batch.k, rows);
-  local.v = take_rows(batch.v, rows);
-  local.g = take_rows(batch.g, rows);
-  local.beta = take_rows(batch.beta, rows);
-  local.d_o = take_rows(batch.d_o, rows);
+  local.problem.tokens = tokens;
+  local.q = take_rows(batch.q, rows, tokens);
+  local.k = take_rows(batch.k, rows, tokens);
+  local.v = take_rows(batch.v, rows, tokens);
+  local.g = take_rows(batch.g, rows, tokens);
+  local.beta = take_rows(batch.beta, rows, tokens);
+  local.d_o = take_rows(batch.d_o, rows, tokens);
   return local;
 }
 
@@ -94,15 +98,27 @@ bool wants_backward(const Batch& batch) {
   return batch.d_o.present() || batch.dfinal_state.present();
 }
 
+Result<Partition> make_partition(const std::vector<int64_t>& cu_seqlens,
+                                 const RunOptions& options) {
+  if (options.layout == Layout::kExplicit) {
+    return Partition::make_explicit(cu_seqlens, options.fragments);
+  }
+  return Partition::make(cu_seqlens, options.world_size, options.layout);
+}
+
 // `shared` holds the state outputs of all ranks: each writes the rows of its own documents.
 Status run_rank(const Batch& batch, const RunOptions& options, const Partition& partition,
                 Communicator& comm, Rank& rank, BatchResult& shared) {
   const Batch& in = rank.local;
-  auto made = Context::make(partition, comm, in.problem, options.context);
+  auto first = options.made_with.empty() ? Result<Partition>(partition)
+                                         : make_partition(options.made_with, options);
+  if (!first) return first.status();
+  auto made = Context::make(*first, comm, in.problem, options.context);
   if (!made) return made.status();
   Context& context = *made;
   const PoisonedMemory resident(context.resident_bytes());
   GDN_RETURN_IF_ERROR(context.upload(resident.memory()));
+  if (!options.made_with.empty()) GDN_RETURN_IF_ERROR(context.refill(partition));
 
   Operands operands = in.operands();
   operands.A_log = batch.A_log.view;
@@ -164,13 +180,6 @@ void add_partials(const HostTensor& from, HostTensor& to, bool first) {
   }
 }
 
-Result<Partition> make_partition(const Batch& batch, const RunOptions& options) {
-  if (options.layout == Layout::kExplicit) {
-    return Partition::make_explicit(batch.cu_seqlens, options.fragments);
-  }
-  return Partition::make(batch.cu_seqlens, options.world_size, options.layout);
-}
-
 std::vector<std::unique_ptr<Communicator>> make_communicators(int world_size) {
   if (world_size > 1) return make_thread_communicators(world_size);
   std::vector<std::unique_ptr<Communicator>> one;
@@ -181,7 +190,10 @@ std::vector<std::unique_ptr<Communicator>> make_communicators(int world_size) {
 }  // namespace
 
 Result<BatchResult> run_batch(const Batch& batch, const RunOptions& options) {
-  auto made = make_partition(batch, options);
+  std::vector<int64_t> cu = batch.cu_seqlens;
+  const int64_t max_tokens = options.context.max_tokens;
+  while (max_tokens > 0 && cu.size() > 1 && cu[cu.size() - 2] == cu.back()) cu.pop_back();
+  auto made = make_partition(cu, options);
   if (!made) return made.status();
   const Partition& partition = *made;
   const int world_size = partition.world_size();
@@ -202,7 +214,8 @@ Result<BatchResult> run_batch(const Batch& batch, const RunOptions& options) {
         ranks[r].rows.push_back(t);
       }
     }
-    ranks[r].local = local_batch(batch, ranks[r].rows);
+    const int64_t rows = std::ssize(ranks[r].rows);
+    ranks[r].local = local_batch(batch, ranks[r].rows, std::max(rows, max_tokens));
   }
   auto communicators = make_communicators(world_size);
   {
@@ -229,7 +242,6 @@ Result<BatchResult> run_batch(const Batch& batch, const RunOptions& options) {
   for (const Rank& rank : ranks) {
     if (rank.status.code() != ErrorCode::kPeerFailed) GDN_RETURN_IF_ERROR(rank.status);
   }
-  for (const Rank& rank : ranks) GDN_RETURN_IF_ERROR(rank.status);
   for (const Rank& rank : ranks) GDN_RETURN_IF_ERROR(rank.status);
 
   result.backend = ranks[0].result.backend;

@@ -246,6 +246,8 @@ gdn_status gdn_context_create(const gdn_partition* partition, gdn_communicator* 
     gdn::ContextOptions options;
     if (backend) options.backend = backend;
     options.tile = tile;
+    options.max_tokens = problem->max_tokens;
+    options.max_fragments = problem->max_fragments;
     auto made = gdn::Context::make(partition->value, *communicator->value, p, options);
     if (!made) return made.status();
     *out = new gdn_context{std::move(*made)};
@@ -269,6 +271,16 @@ gdn_status gdn_context_upload(gdn_context* context, void* resident, int64_t byte
     return context->value.upload({resident, bytes}, {stream});
   });
 }
+
+gdn_status gdn_context_refill(gdn_context* context, const gdn_partition* partition, void* stream) {
+  return guarded([&]() -> Status {
+    GDN_RETURN_IF_ERROR(need(context, "context"));
+    GDN_RETURN_IF_ERROR(need(partition, "partition"));
+    return context->value.refill(partition->value, {stream});
+  });
+}
+
+int64_t gdn_context_documents(const gdn_context* context) { return context->value.documents(); }
 
 int64_t gdn_context_forward_workspace_bytes(const gdn_context* context) {
   return context->value.forward_workspace_bytes();

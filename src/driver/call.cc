@@ -1,5 +1,7 @@
 // The orchestration of docs/architecture.md: a forward or backward as a list of steps that pauses
 // wherever ranks must talk.
+#include <fmt/format.h>
+
 #include <functional>
 #include <utility>
 
@@ -21,9 +23,18 @@ Status check_saved(const Context& context, const Memory* saved) {
   return saved ? check_memory("saved", *saved, saved_map(context).bytes) : Status::ok();
 }
 
+Status check_resident(const Context& context) {
+  if (context.resident_bytes() == 0 || context.resident() != nullptr) return Status::ok();
+  return {ErrorCode::kInvalidArgument,
+          fmt::format("context: expected its {} bytes of tables on the device before the first "
+                      "call (and before a stream capture), got none: call upload()",
+                      context.resident_bytes())};
+}
+
 Status check(const Context& context, const ForwardArgs& args, const Memory& workspace,
              const Memory* saved) {
   GDN_RETURN_IF_ERROR(validate(context, args));
+  GDN_RETURN_IF_ERROR(check_resident(context));
   GDN_RETURN_IF_ERROR(
       check_memory("workspace", workspace, forward_map(context, saved != nullptr).bytes));
   return check_saved(context, saved);
@@ -32,6 +43,7 @@ Status check(const Context& context, const ForwardArgs& args, const Memory& work
 Status check(const Context& context, const BackwardArgs& args, const Memory& workspace,
              const Memory* saved) {
   GDN_RETURN_IF_ERROR(validate(context, args));
+  GDN_RETURN_IF_ERROR(check_resident(context));
   GDN_RETURN_IF_ERROR(
       check_memory("workspace", workspace, backward_map(context, saved != nullptr).bytes));
   return check_saved(context, saved);

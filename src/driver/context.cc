@@ -37,7 +37,7 @@ uint64_t call_digest(const Problem& p, const ContextOptions& options) {
   digest << p.heads_qk << p.heads_v << p.dim_k << p.dim_v << uint64_t(p.operand)
          << std::bit_cast<uint64_t>(p.scale()) << p.options.qk_l2norm << p.options.gate_in_kernel
          << p.options.beta_sigmoid << p.options.allow_neg_eigval << options.tile
-         << uint64_t(options.exchange);
+         << uint64_t(options.exchange) << options.max_tokens << options.max_fragments;
   return digest.value();
 }
 
@@ -51,7 +51,6 @@ Result<Context::Made> Context::make_local(const Partition& partition, int rank,
   }
   GDN_RETURN_IF_ERROR(check_num_threads());
   GDN_RETURN_IF_ERROR(validate(problem));
-  GDN_RETURN_IF_ERROR(validate_rows(problem, partition, rank));
   auto backend = pick_backend(problem, options.backend);
   if (!backend) return backend.status();
   PlanOptions plan_options;
@@ -64,8 +63,11 @@ Result<Context::Made> Context::make_local(const Partition& partition, int rank,
   plan_options.segment_chunks = (*backend)->segment_chunks(problem.heads_v);
   plan_options.tile = options.tile;
   plan_options.exchange = options.exchange;
+  plan_options.max_tokens = options.max_tokens;
+  plan_options.max_fragments = options.max_fragments;
   auto plan = Plan::make(partition, rank, plan_options);
   if (!plan) return plan.status();
+  GDN_RETURN_IF_ERROR(validate_rows(problem, *plan));
   return Made{*backend, std::make_shared<const Plan>(std::move(*plan))};
 }
 
@@ -111,6 +113,28 @@ Status Context::upload(Memory resident, Stream stream) {
   GDN_RETURN_IF_ERROR(backend_->upload(*plan_, resident.data, stream));
   resident_ = resident.data;
   return Status::ok();
+}
+
+Status Context::replace(const Partition& partition, Stream stream) {
+  GDN_RETURN_IF_ERROR(
+      check_refill(partition_, partition, options_.max_tokens, options_.max_fragments));
+  auto plan = Plan::make(partition, rank(), plan_->options);
+  if (!plan) return plan.status();
+  if (resident_ != nullptr) GDN_RETURN_IF_ERROR(backend_->upload(*plan, resident_, stream));
+  partition_ = partition;
+  plan_ = std::make_shared<const Plan>(std::move(*plan));
+  return Status::ok();
+}
+
+Status Context::refill(const Partition& partition, Stream stream) {
+  if (communicator_ == nullptr) return replace(partition, stream);
+  const Context before = *this;
+  Status status = communicator_->agree(replace(partition, stream));
+  if (status) status = communicator_->agree_on(partition.digest(), "partition");
+  if (status || plan_ == before.plan_) return status;
+  *this = before;  // another rank refused
+  if (resident_ != nullptr) GDN_RETURN_IF_ERROR(backend_->upload(*plan_, resident_, stream));
+  return status;
 }
 
 int64_t Context::forward_workspace_bytes() const { return forward_map(*this, false).bytes; }

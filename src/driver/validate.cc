@@ -149,20 +149,25 @@ Status validate(const Problem& problem) {
   return Status::ok();
 }
 
-Status validate_rows(const Problem& problem, const Partition& partition, int rank) {
-  const int64_t held = partition.local_tokens(rank);
+Status validate_rows(const Problem& problem, const Plan& plan) {
+  if (plan.options.has_capacity()) {
+    if (problem.tokens >= plan.options.max_tokens) return Status::ok();
+    return invalid(fmt::format("q, k, v: expected at least max_tokens = {} rows, got {}",
+                               plan.options.max_tokens, problem.tokens));
+  }
+  const int64_t held = plan.local_tokens;
   // One rank may have slack rows past its last document; several must agree with the partition.
-  const bool fits = partition.world_size() == 1 ? problem.tokens >= held : problem.tokens == held;
+  const bool fits = plan.world_size == 1 ? problem.tokens >= held : problem.tokens == held;
   if (fits) return Status::ok();
   return invalid(fmt::format("q, k, v: expected {}{} rows, as the partition gives rank {}, got {}",
-                             partition.world_size() == 1 ? "at least " : "", held, rank,
+                             plan.world_size == 1 ? "at least " : "", held, plan.rank,
                              problem.tokens));
 }
 
 Status validate(const Context& context, const ForwardArgs& args) {
   const Problem& p = context.problem();
   const Checker check(p);
-  const int64_t documents = context.partition().num_documents();
+  const int64_t documents = context.documents();
   GDN_RETURN_IF_ERROR(check.inputs(args.in));
   GDN_RETURN_IF_ERROR(check.states("initial_state", args.initial_state, documents));
   GDN_RETURN_IF_ERROR(check.written_rows("o", args.o, p.heads_v, p.dim_v));
@@ -173,7 +178,7 @@ Status validate(const Context& context, const ForwardArgs& args) {
 Status validate(const Context& context, const BackwardArgs& args) {
   const Problem& p = context.problem();
   const Checker check(p);
-  const int64_t documents = context.partition().num_documents();
+  const int64_t documents = context.documents();
   GDN_RETURN_IF_ERROR(check.inputs(args.in));
   GDN_RETURN_IF_ERROR(check.states("initial_state", args.initial_state, documents));
   GDN_RETURN_IF_ERROR(

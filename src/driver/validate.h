@@ -8,7 +8,7 @@ namespace gdn {
 // Dimensions, dtypes and options that make sense, whatever the backend.
 Status validate(const Problem& problem);
 
-// The problem's local row count against what the partition gives this rank.
-Status validate_rows(const Problem& problem, const Partition& partition, int rank);
+// The problem's local row count against what the partition gives this rank, or its capacity.
+Status validate_rows(const Problem& problem, const Plan& plan);
 
 }  // namespace gdn

@@ -32,7 +32,7 @@ void table(std::string& out, int64_t rows, const char* what, const Row& row) {
 std::string slot(int64_t index) { return index < 0 ? "-" : fmt::format("{}", index); }
 
 void describe_segments(const Plan& plan, std::string& out) {
-  out += fmt::format("segments: {} of {} chunks; {}\n", plan.segments.size(), plan.num_chunks,
+  out += fmt::format("segments: {} of {} chunks; {}\n", plan.segments.size(), plan.counts.chunks,
                      plan.segment_reason);
   if (plan.segments.empty()) return;
   out += fmt::format("  {:>8} {:>8} {:>12} {:>10} {:>7} {:>6} {:>6} {:>6}\n", "document",
@@ -76,8 +76,8 @@ std::string describe(const Plan& plan) {
   }
   out += fmt::format(
       "boundary slots: {} entry, {} exit, {} map; maps {}, forward states {}, backward states {}\n",
-      plan.entry_slots, plan.exit_slots, plan.map_slots, bytes(plan.map_elements()),
-      bytes(plan.part_elements(false) + plan.boundary_elements(false)),
+      plan.counts.entry_slots, plan.counts.exit_slots, plan.counts.map_slots,
+      bytes(plan.map_elements()), bytes(plan.part_elements(false) + plan.boundary_elements(false)),
       bytes(plan.part_elements(true) + plan.boundary_elements(true)));
   out += fmt::format("exchange: {}\n", plan.exchange == ExchangeKind::kNone
                                            ? "none, " + plan.exchange_reason

@@ -113,17 +113,17 @@ class Writer {
 
   // ---- References ----
   FoldRef map(const Segment& s) const {
-    return {Table::kMap, s.map_slot * map_, plan_.map_slots * map_};
+    return {Table::kMap, s.map_slot * map_, plan_.capacity.map_slots * map_};
   }
   FoldRef part(const Segment& s) const {
     const bool forward = direction_ == kForward;
     return {Table::kPart, (forward ? s.exit_slot : s.entry_slot) * state_,
-            (forward ? plan_.exit_slots : plan_.entry_slots) * state_};
+            (forward ? plan_.capacity.exit_slots : plan_.capacity.entry_slots) * state_};
   }
   FoldRef boundary(const Segment& s) const {
     const bool forward = direction_ == kForward;
     return {Table::kBoundary, (forward ? s.entry_slot : s.exit_slot) * state_,
-            (forward ? plan_.entry_slots : plan_.exit_slots) * state_};
+            (forward ? plan_.capacity.entry_slots : plan_.capacity.exit_slots) * state_};
   }
   FoldRef send(int64_t offset) const {
     return {Table::kSend, offset, units_.sent[direction_][plan_.rank]};
@@ -233,7 +233,8 @@ class Writer {
 }  // namespace
 
 void choose_exchange(const UnitTable& units, Plan& plan) {
-  if (units.units.empty()) {
+  const auto& sent = units.sent[kForward];  // a document that crosses hands over B
+  if (std::all_of(sent.begin(), sent.end(), [](int64_t n) { return n == 0; })) {
     plan.exchange = ExchangeKind::kNone;
     plan.exchange_reason = "no document spans two ranks";
     return;

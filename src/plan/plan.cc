@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <limits>
+#include <optional>
+#include <utility>
 
+#include "plan/capacity.h"
 #include "plan/exchange.h"
 #include "plan/segments.h"
 
@@ -33,7 +36,22 @@ Status check_options(const Partition& partition, int rank, const PlanOptions& op
   if (options.tile < 0 || options.tile % kChunk != 0) {
     return invalid("tile", fmt::format("0 or a multiple of {}", kChunk), options.tile);
   }
-  return check_tiles(partition, options.tile);
+  GDN_RETURN_IF_ERROR(check_tiles(partition, options.tile));
+  return check_capacity(partition, options.max_tokens, options.max_fragments);
+}
+
+// How much of each program device copies and launches are made for.
+void make_room(const std::optional<Capacity>& capacity, Plan& plan) {
+  const Capacity most = capacity.value_or(Capacity{});
+  for (ExchangePass* pass : {&plan.forward, &plan.backward}) {
+    for (const auto& [program, room] : {std::pair{&pass->pack_states, most.pack},
+                                        {&pass->pack_maps, most.pack},
+                                        {&pass->fold, most.fold},
+                                        {&pass->spread, most.spread}}) {
+      program->max_steps = capacity ? room.steps : std::ssize(program->steps);
+      program->max_chains = capacity ? room.chains : program->chains();
+    }
+  }
 }
 
 }  // namespace
@@ -73,11 +91,22 @@ Result<Plan> Plan::make(const Partition& partition, int rank, const PlanOptions&
   for (int64_t doc = 0; rank == 0 && doc < plan.num_documents; ++doc) {
     if (cu[doc] == cu[doc + 1]) plan.empty_documents.push_back(doc);
   }
-
-  const UnitTable units = make_units(partition, plan, segment_begin);
+  UnitTable units = make_units(partition, plan, segment_begin);
+  std::optional<Capacity> capacity;
+  if (options.has_capacity()) {
+    capacity = Capacity::of(partition.layout(), plan.world_size, options);
+    for (; plan.num_documents < capacity->documents; ++plan.num_documents) {
+      if (rank == 0) plan.empty_documents.push_back(plan.num_documents);
+    }
+    widen(*capacity, options, units);
+  }
+  plan.counts.empty_documents = std::ssize(plan.empty_documents);
+  plan.capacity = capacity ? capacity->counts : plan.counts;
+  if (rank != 0) plan.capacity.empty_documents = 0;
   choose_exchange(units, plan);
   write_pass(units, kForward, plan);
   write_pass(units, kBackward, plan);
+  make_room(capacity, plan);
   return plan;
 }
 

@@ -143,7 +143,7 @@ class Rank {
   // Every boundary slot by its place in the document.
   void collect(bool backward, std::map<BoundaryKey, Matrix>& into) {
     const int64_t state = plan_.options.dim_k * plan_.options.dim_v;
-    const int64_t slots = backward ? plan_.exit_slots : plan_.entry_slots;
+    const int64_t slots = backward ? plan_.capacity.exit_slots : plan_.capacity.entry_slots;
     for (const Segment& s : plan_.segments) {
       const int64_t slot = backward ? s.exit_slot : s.entry_slot;
       if (slot < 0) continue;
@@ -194,7 +194,7 @@ class Rank {
       else
         tokens.forward(begin, begin + s.length, true, o.dim_v, x);
       const int64_t slot = backward ? s.entry_slot : s.exit_slot;
-      const int64_t slots = backward ? plan_.entry_slots : plan_.exit_slots;
+      const int64_t slots = backward ? plan_.capacity.entry_slots : plan_.capacity.exit_slots;
       std::copy(x.begin(), x.end(), table(Table::kPart).begin() + (head * slots + slot) * state);
     }
     if (!backward && s.map_slot >= 0) {
@@ -202,7 +202,7 @@ class Rank {
       for (int64_t i = 0; i < o.dim_k; ++i) x[i * o.dim_k + i] = 1;
       tokens.forward(begin, begin + s.length, false, o.dim_k, x);
       std::copy(x.begin(), x.end(),
-                table(Table::kMap).begin() + (head * plan_.map_slots + s.map_slot) * map);
+                table(Table::kMap).begin() + (head * plan_.capacity.map_slots + s.map_slot) * map);
     }
   }
 

@@ -68,10 +68,10 @@ void expect_segments(const Partition& partition, const Plan& plan) {
   }
   EXPECT_EQ(row, plan.local_tokens);
   EXPECT_EQ(row, partition.local_tokens(plan.rank));
-  EXPECT_EQ(chunk, plan.num_chunks);
-  EXPECT_EQ(entry, plan.entry_slots);
-  EXPECT_EQ(exit, plan.exit_slots);
-  EXPECT_EQ(map, plan.map_slots);
+  EXPECT_EQ(chunk, plan.counts.chunks);
+  EXPECT_EQ(entry, plan.counts.entry_slots);
+  EXPECT_EQ(exit, plan.counts.exit_slots);
+  EXPECT_EQ(map, plan.counts.map_slots);
 }
 
 TEST(Segments, KeepTheirRulesOnRandomCases) {

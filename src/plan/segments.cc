@@ -18,11 +18,8 @@ int64_t chunks_of(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
 // two to one. A fragment strictly inside its document needs its summary anyway: there it pays as
 // soon as any worker idles.
 int64_t pieces(int64_t length, bool inside, const PlanOptions& options) {
-  const int64_t walks = options.heads_v * (inside ? 1 : 2);
-  if (options.workers <= walks) return 1;
-  const int64_t wanted =
-      (options.segments_per_worker * options.workers + options.heads_v - 1) / options.heads_v;
-  return std::clamp<int64_t>(chunks_of(length) / options.segment_chunks, 1, wanted);
+  return std::clamp<int64_t>(chunks_of(length) / options.segment_chunks, 1,
+                             most_pieces(inside, options));
 }
 
 class Cutter {
@@ -36,13 +33,16 @@ class Cutter {
     s.fragment = fragment;
     s.row = row + begin;
     s.length = end - begin;
-    s.first_chunk = plan_.num_chunks;
+    PlanCounts& counts = plan_.counts;
+    s.first_chunk = counts.chunks;
     const bool starts = f.offset + begin == 0;
     const bool ends = f.offset + end == document_length;
-    if (!starts) s.entry_slot = plan_.entry_slots++;
-    if (!ends) s.exit_slot = plan_.exit_slots++;
-    if (!starts && !ends) s.map_slot = plan_.map_slots++;
-    plan_.num_chunks += s.chunks();
+    if (!starts) s.entry_slot = counts.entry_slots++;
+    if (!ends) s.exit_slot = counts.exit_slots++;
+    if (!starts && !ends) s.map_slot = counts.map_slots++;
+    counts.chunks += s.chunks();
+    counts.longest = std::max(counts.longest, s.length);
+    ++counts.segments;
     plan_.segments.push_back(s);
   }
 
@@ -72,6 +72,12 @@ std::string reason(const Plan& plan, int64_t fragments) {
 }
 
 }  // namespace
+
+int64_t most_pieces(bool inside, const PlanOptions& options) {
+  const int64_t walks = options.heads_v * (inside ? 1 : 2);
+  if (options.workers <= walks) return 1;
+  return (options.segments_per_worker * options.workers + options.heads_v - 1) / options.heads_v;
+}
 
 Status check_tiles(const Partition& partition, int64_t tile) {
   for (int rank = 0; tile > 0 && rank < partition.world_size(); ++rank) {

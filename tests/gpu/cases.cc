@@ -93,7 +93,11 @@ std::vector<GpuCase> all_cases() {
   std::vector<GpuCase> cases = small_cases();
   for (int64_t dim : {64, 128}) {
     for (int64_t tokens : {1, 2, 15, 63, 64, 65, 127, 128, 129, 191, 500, 1024, 2048}) {
-      GpuCase c = make(fmt::format("length_{}_{}", tokens, dim), {tokens}, 2, 6, dim);
+      // dg and dbeta of a short document are a few inner products of states rounded to bf16, and
+      // one that happens to be small has the error of the others: with 6 of them, one per head, one
+      // draw in ten is beyond the bar by that rounding alone. Four documents give 24.
+      const std::vector<int64_t> documents(tokens < 200 ? 4 : 1, tokens);
+      GpuCase c = make(fmt::format("length_{}_{}", tokens, dim), documents, 2, 6, dim);
       with_states(c);
       c.spec.options.qk_l2norm = tokens % 2 == 1;
       cases.push_back(std::move(c));
@@ -126,6 +130,9 @@ std::vector<GpuCase> all_cases() {
     for (const char* keys : {"correlated", "duplicated", "zero", "uniform", "small", "large"}) {
       GpuCase c = make(fmt::format("keys_{}_{}", keys, dim), {400, 111}, 2, 4, dim);
       c.spec.keys = keys;
+      // Keys that all point one way (cosines of 0.95 and 0.75): E = Y + Z D Y is a small
+      // difference, in any algorithm, of products that bf16 operands round.
+      c.ordinary = c.spec.keys != "correlated" && c.spec.keys != "uniform";
       c.spec.options.qk_l2norm = true;
       c.spec.gates = "fla";
       cases.push_back(std::move(c));
@@ -170,6 +177,33 @@ std::vector<GpuCase> all_cases() {
       with_states(c);
       cases.push_back(std::move(c));
     }
+  }
+  return cases;
+}
+
+std::vector<GpuCase> replay_cases() {
+  std::vector<GpuCase> cases;
+  {
+    GpuCase c = make("everything", {}, 1, 2, 64);
+    with_states(c);
+    with_activations(c);
+    c.spec.gates = "slow";
+    c.spec.gate = DType::kBFloat16;
+    c.run.form = {true, true, "sliced", 8};
+    cases.push_back(std::move(c));
+  }
+  {
+    GpuCase c = make("tiles", {}, 1, 2, 64);
+    with_states(c);
+    c.spec.gates = "slow";
+    c.run.context.tile = 128;
+    cases.push_back(std::move(c));
+  }
+  {
+    GpuCase c = make("recomputed", {}, 1, 1, 128);
+    c.spec.options.qk_l2norm = true;
+    c.run.keep_saved = false;
+    cases.push_back(std::move(c));
   }
   return cases;
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
@@ -60,7 +61,8 @@ class Image {
     });
   }
   bool upload() {
-    device_ = DeviceBuffer(static_cast<int64_t>(bytes_.size()));
+    const int64_t bytes = static_cast<int64_t>(bytes_.size());
+    if (device_.bytes() != bytes) device_ = DeviceBuffer(bytes);
     return bytes_.empty() || (device_.data() != nullptr && device_.upload(bytes_.data()));
   }
   void download() { bytes_ = device_.download(); }
@@ -109,6 +111,7 @@ class DeviceTensor {
     return {host, dense(host), host.numel(), fill};
   }
   bool ok() const { return ok_; }
+  bool upload() { return !image_ || image_->upload(); }  // as it was made
   TensorView view() const { return image_ ? image_->view(host_, place_) : TensorView{}; }
   bool take(const TensorView& into) {
     if (!image_) return true;
@@ -171,6 +174,11 @@ class Rows {
     for (auto& one : images_) ok_ = one->upload() && ok_;
   }
   bool ok() const { return ok_; }
+  bool upload() {  // as they were made
+    bool ok = true;
+    for (auto& one : images_) ok = one->upload() && ok;
+    return ok;
+  }
   TensorView view(size_t i) const {
     return images_[images_.size() == 1 ? 0 : i]->view(tensors_[i], places_[i]);
   }
@@ -208,9 +216,10 @@ HostTensor like(const TensorView& view, int64_t rows) {
   return tensor;
 }
 
-HostTensor take_rows(const HostTensor& from, const std::vector<int64_t>& rows) {
+// Rows `rows` of `from`, and NaN up to `count` rows.
+HostTensor take_rows(const HostTensor& from, const std::vector<int64_t>& rows, int64_t count) {
   if (!from.present()) return {};
-  HostTensor to = like(from.view, static_cast<int64_t>(rows.size()));
+  HostTensor to = like(from.view, count);
   const int64_t bytes = to.view.stride[0] * size_of(to.view.dtype);
   for (size_t i = 0; i < rows.size(); ++i) {
     std::memcpy(to.as<std::byte>() + static_cast<int64_t>(i) * bytes,
@@ -228,19 +237,27 @@ void put_rows(const HostTensor& from, const std::vector<int64_t>& rows, HostTens
   }
 }
 
+bool zero_from(const HostTensor& t, int64_t row) {
+  const int64_t bytes = t.view.stride[0] * size_of(t.view.dtype);
+  const auto* at = t.as<const unsigned char>();
+  return std::all_of(at + row * bytes, at + t.view.shape[0] * bytes,
+                     [](unsigned char byte) { return byte == 0; });
+}
+
 struct States {
   DeviceTensor initial, dfinal, final_out, dinitial;
 };
 
 // One rank: host rows, device operands and outputs, and its context.
 struct RankRun {
-  std::vector<int64_t> rows;
+  std::vector<int64_t> rows;  // of the batch
+  int64_t tokens = 0;         // and slack of a capacity
   HostTensor q, k, v, g, beta, d_o;
   BatchResult out;
   std::unique_ptr<Rows> qkv, gates, dqkv, dgates;
   DeviceTensor o, d_o_device, A_log, dt_bias, dA_log, ddt_bias;
   std::unique_ptr<Context> context;
-  DeviceBuffer resident, saved, workspace;
+  DeviceBuffer resident, saved, workspace, backward_workspace;
 
   Operands operands() const {
     return {qkv->view(0),   qkv->view(1), qkv->view(2),  gates->view(0),
@@ -248,18 +265,20 @@ struct RankRun {
   }
 };
 
-Status set_up(const Batch& batch, const DeviceRun& run, const Partition& partition, int rank,
-              RankRun& r) {
+// `first`: the packing that the context is made with.
+Status set_up(const Batch& batch, const DeviceRun& run, const Partition& partition,
+              const Partition& first, int rank, RankRun& r) {
   r.rows = partition.token_indices(rank);
   if (partition.world_size() == 1) {
     for (int64_t t = partition.num_tokens(); t < batch.problem.tokens; ++t) r.rows.push_back(t);
   }
-  r.q = take_rows(batch.q, r.rows);
-  r.k = take_rows(batch.k, r.rows);
-  r.v = take_rows(batch.v, r.rows);
-  r.g = take_rows(batch.g, r.rows);
-  r.beta = take_rows(batch.beta, r.rows);
-  r.d_o = take_rows(batch.d_o, r.rows);
+  r.tokens = std::max(static_cast<int64_t>(r.rows.size()), run.context.max_tokens);
+  r.q = take_rows(batch.q, r.rows, r.tokens);
+  r.k = take_rows(batch.k, r.rows, r.tokens);
+  r.v = take_rows(batch.v, r.rows, r.tokens);
+  r.g = take_rows(batch.g, r.rows, r.tokens);
+  r.beta = take_rows(batch.beta, r.rows, r.tokens);
+  r.d_o = take_rows(batch.d_o, r.rows, r.tokens);
   const DeviceForm& form = run.form;
   r.qkv = std::make_unique<Rows>(std::vector{r.q.view, r.k.view, r.v.view}, form.packed,
                                  form.padding, true);
@@ -272,8 +291,8 @@ Status set_up(const Batch& batch, const DeviceRun& run, const Partition& partiti
 
   Problem problem = batch.problem;
   problem.device = Device{Device::Kind::kCuda, run.device};
-  problem.tokens = static_cast<int64_t>(r.rows.size());
-  auto context = Context::make(partition, rank, problem, run.context);
+  problem.tokens = r.tokens;
+  auto context = Context::make(first, rank, problem, run.context);
   if (!context) return context.status();
   r.context = std::make_unique<Context>(std::move(*context));
   r.resident = DeviceBuffer(r.context->resident_bytes());
@@ -321,22 +340,22 @@ Status drive(std::vector<Call>& calls) {
   return cudaDeviceSynchronize() == cudaSuccess ? Status::ok() : device_error("at the end");
 }
 
-Status run_forward(std::vector<RankRun>& ranks, const DeviceRun& run, States& states, bool save) {
-  std::vector<Call> calls;
+Status add_forward(std::vector<RankRun>& ranks, States& states, bool save, Stream stream,
+                   std::vector<Call>& calls) {
   for (RankRun& r : ranks) {
     r.workspace = DeviceBuffer(r.context->forward_workspace_bytes());
     const Memory saved = r.saved.memory();
     auto call = Call::forward(
         *r.context, {r.operands(), states.initial.view(), r.o.view(), states.final_out.view()},
-        r.workspace.memory(), save ? &saved : nullptr);
+        r.workspace.memory(), save ? &saved : nullptr, stream);
     if (!call) return call.status();
     calls.push_back(std::move(*call));
   }
-  return drive(calls);
+  return Status::ok();
 }
 
-Status run_backward(std::vector<RankRun>& ranks, const DeviceRun& run, States& states) {
-  std::vector<Call> calls;
+Status add_backward(std::vector<RankRun>& ranks, const DeviceRun& run, States& states,
+                    Stream stream, std::vector<Call>& calls) {
   for (RankRun& r : ranks) {
     r.dqkv = std::make_unique<Rows>(std::vector{r.q.view, r.k.view, r.v.view}, run.form.packed,
                                     run.form.padding, false);
@@ -357,14 +376,76 @@ Status run_backward(std::vector<RankRun>& ranks, const DeviceRun& run, States& s
     args.dA_log = r.dA_log.view();
     args.ddt_bias = r.ddt_bias.view();
     args.dinitial_state = states.dinitial.view();
-    r.workspace = DeviceBuffer(r.context->backward_workspace_bytes(run.keep_saved));
+    r.backward_workspace = DeviceBuffer(r.context->backward_workspace_bytes(run.keep_saved));
     const Memory saved = r.saved.memory();
-    auto call =
-        Call::backward(*r.context, args, r.workspace.memory(), run.keep_saved ? &saved : nullptr);
+    auto call = Call::backward(*r.context, args, r.backward_workspace.memory(),
+                               run.keep_saved ? &saved : nullptr, stream);
     if (!call) return call.status();
     calls.push_back(std::move(*call));
   }
-  return drive(calls);
+  return Status::ok();
+}
+
+// Every output and all memory of the calls NaN again.
+bool poison(RankRun& r, States& states) {
+  bool ok = r.saved.fill() && r.workspace.fill() && r.backward_workspace.fill() && r.o.upload() &&
+            states.final_out.upload() && states.dinitial.upload();
+  if (r.dqkv) {
+    ok = ok && r.dqkv->upload() && r.dgates->upload() && r.dA_log.upload() && r.ddt_bias.upload();
+  }
+  return ok;
+}
+
+// What `calls` enqueue on the stream, as a graph, replayed at every packing but the first.
+Status replay(RankRun& r, States& states, std::vector<Call>& calls,
+              const std::vector<Partition>& packings, cudaStream_t stream) {
+  if (cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess) {
+    return device_error("beginning a capture");
+  }
+  Message message;
+  Status status;
+  for (Call& call : calls) {
+    if (status) status = call.advance(message);
+  }
+  // A refill within the capture is refused, and leaves capture and context as they were.
+  const Status refused = r.context->refill(packings.back(), {stream});
+  cudaGraph_t graph = nullptr;
+  if (cudaStreamEndCapture(stream, &graph) != cudaSuccess) return device_error("a capture");
+  GDN_RETURN_IF_ERROR(status);
+  if (refused.code() != ErrorCode::kInvalidArgument) {
+    return device_error("a refill within a capture was not refused");
+  }
+  cudaGraphExec_t exec = nullptr;
+  if (cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess) return device_error("a graph");
+  for (size_t i = 1; i < packings.size() && status; ++i) {
+    status = r.context->refill(packings[i], {stream});
+    if (status && (cudaStreamSynchronize(stream) != cudaSuccess || !poison(r, states) ||
+                   cudaGraphLaunch(exec, stream) != cudaSuccess ||
+                   cudaStreamSynchronize(stream) != cudaSuccess)) {
+      status = device_error("a replay");
+    }
+  }
+  static_cast<void>(cudaGraphExecDestroy(exec));
+  static_cast<void>(cudaGraphDestroy(graph));
+  return status;
+}
+
+Status replay_on_stream(RankRun& r, const DeviceRun& run, States& states, bool backward,
+                        const std::vector<Partition>& packings) {
+  cudaStream_t stream = nullptr;
+  if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) {
+    return device_error("a stream");
+  }
+  std::vector<RankRun> one;
+  one.push_back(std::move(r));
+  std::vector<Call> calls;
+  Status status = add_forward(one, states, backward && run.keep_saved, {stream}, calls);
+  if (status && backward) status = add_backward(one, run, states, {stream}, calls);
+  if (status && cudaDeviceSynchronize() != cudaSuccess) status = device_error("placing operands");
+  if (status) status = replay(one[0], states, calls, packings, stream);
+  r = std::move(one[0]);
+  static_cast<void>(cudaStreamDestroy(stream));
+  return status;
 }
 
 void add_partial(DeviceTensor& part, HostTensor& sum, bool first) {
@@ -380,10 +461,21 @@ void add_partial(DeviceTensor& part, HostTensor& sum, bool first) {
 
 Result<BatchResult> run_on_device(const Batch& batch, const DeviceRun& run) {
   if (cudaSetDevice(run.device) != cudaSuccess) return device_error("choosing the device");
+  std::vector<int64_t> cu = batch.cu_seqlens;
+  while (run.context.max_tokens > 0 && cu.size() > 1 && cu[cu.size() - 2] == cu.back()) {
+    cu.pop_back();
+  }
   auto partition = run.layout == Layout::kExplicit
-                       ? Partition::make_explicit(batch.cu_seqlens, run.fragments)
-                       : Partition::make(batch.cu_seqlens, run.world_size, run.layout);
+                       ? Partition::make_explicit(cu, run.fragments)
+                       : Partition::make(cu, run.world_size, run.layout);
   if (!partition) return partition.status();
+  std::vector<Partition> packings;
+  for (const auto& packing : run.replays) {
+    auto other = Partition::make(packing, run.world_size, run.layout);
+    if (!other) return other.status();
+    packings.push_back(*other);
+  }
+  packings.push_back(*partition);
   const bool backward = batch.d_o.present() || batch.dfinal_state.present();
   const Problem& p = batch.problem;
 
@@ -401,11 +493,21 @@ Result<BatchResult> run_on_device(const Batch& batch, const DeviceRun& run) {
   }
   std::vector<RankRun> ranks(static_cast<size_t>(partition->world_size()));
   for (size_t r = 0; r < ranks.size(); ++r) {
-    GDN_RETURN_IF_ERROR(set_up(batch, run, *partition, static_cast<int>(r), ranks[r]));
+    GDN_RETURN_IF_ERROR(set_up(batch, run, *partition, packings[0], static_cast<int>(r), ranks[r]));
   }
   result.backend = ranks[0].context->backend().name();
-  GDN_RETURN_IF_ERROR(run_forward(ranks, run, states, backward && run.keep_saved));
-  if (backward) GDN_RETURN_IF_ERROR(run_backward(ranks, run, states));
+  if (!run.replays.empty() && ranks.size() == 1) {
+    GDN_RETURN_IF_ERROR(replay_on_stream(ranks[0], run, states, backward, packings));
+  } else {
+    for (RankRun& r : ranks) {
+      if (!run.replays.empty()) GDN_RETURN_IF_ERROR(r.context->refill(*partition));
+    }
+    std::vector<Call> forward, gradients;
+    GDN_RETURN_IF_ERROR(add_forward(ranks, states, backward && run.keep_saved, {}, forward));
+    GDN_RETURN_IF_ERROR(drive(forward));
+    if (backward) GDN_RETURN_IF_ERROR(add_backward(ranks, run, states, {}, gradients));
+    if (backward) GDN_RETURN_IF_ERROR(drive(gradients));
+  }
 
   result.o = like(batch.v.view, p.tokens);
   if (backward) {
@@ -423,7 +525,7 @@ Result<BatchResult> run_on_device(const Batch& batch, const DeviceRun& run) {
   }
   for (size_t i = 0; i < ranks.size(); ++i) {
     RankRun& r = ranks[i];
-    const int64_t rows = static_cast<int64_t>(r.rows.size());
+    const int64_t rows = r.tokens;
     r.out.o = like(r.v.view, rows);
     untouched = r.o.take(r.out.o.view) && untouched;
     put_rows(r.out.o, r.rows, result.o);
@@ -440,6 +542,12 @@ Result<BatchResult> run_on_device(const Batch& batch, const DeviceRun& run) {
     put_rows(r.out.dv, r.rows, result.dv);
     put_rows(r.out.dg, r.rows, result.dg);
     put_rows(r.out.dbeta, r.rows, result.dbeta);
+    for (const HostTensor* t :
+         {&r.out.o, &r.out.dq, &r.out.dk, &r.out.dv, &r.out.dg, &r.out.dbeta}) {
+      if (!zero_from(*t, static_cast<int64_t>(r.rows.size()))) {
+        return device_error("slack rows of a gradient or of o are not 0");
+      }
+    }
     add_partial(r.dA_log, result.dA_log, i == 0);
     add_partial(r.ddt_bias, result.ddt_bias, i == 0);
   }

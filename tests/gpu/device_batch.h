@@ -25,6 +25,12 @@ struct DeviceRun {
   bool keep_saved = true;
   DeviceForm form;
   int device = 0;
+  // With a capacity (context.max_tokens; the batch has world_size * max_fragments documents, those
+  // at its end without tokens left out of its partition). With packings here (cu_seqlens), forward
+  // and backward are captured in a CUDA graph at the first, refilled with and replayed at every
+  // other, and at last at the batch's own. Several ranks, whose messages the host carries: made
+  // with the first, and run at the batch's own.
+  std::vector<std::vector<int64_t>> replays;
 };
 
 // A batch of kCuda problem whose tensors are in host memory. Fails also if a byte between rows of

@@ -18,7 +18,7 @@ class DeviceBuffer {
   explicit DeviceBuffer(int64_t bytes, int fill = 0xff) : bytes_(bytes) {
     if (bytes <= 0) return;
     if (cudaMalloc(&data_, static_cast<size_t>(bytes)) != cudaSuccess) data_ = nullptr;
-    if (data_ != nullptr) static_cast<void>(cudaMemset(data_, fill, static_cast<size_t>(bytes)));
+    if (data_ != nullptr) static_cast<void>(this->fill(fill));
   }
   DeviceBuffer(DeviceBuffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
@@ -35,6 +35,9 @@ class DeviceBuffer {
   int64_t bytes() const { return bytes_; }
   Memory memory() const { return {data_, bytes_}; }
 
+  bool fill(int byte = 0xff) {
+    return bytes_ <= 0 || cudaMemset(data_, byte, static_cast<size_t>(bytes_)) == cudaSuccess;
+  }
   bool upload(const void* from) {
     return bytes_ == 0 || cudaMemcpy(data_, from, static_cast<size_t>(bytes_),
                                      cudaMemcpyHostToDevice) == cudaSuccess;

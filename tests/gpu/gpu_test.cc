@@ -99,7 +99,7 @@ TEST_P(Against64, Recurrence) {
   const BatchResult want = reference_of(batch);
   const BatchResult got = on_device(batch, c.run);
   print_errors(c.name, got, want, batch);
-  expect_results_close(got, want, batch.cu_seqlens, DType::kBFloat16);
+  expect_results_close(got, want, batch.cu_seqlens, DType::kBFloat16, c.ordinary);
 }
 
 INSTANTIATE_TEST_SUITE_P(Portable, Against64, testing::ValuesIn(cases()),
@@ -176,6 +176,102 @@ TEST(Portable, NeighboursDoNotMatter) {
     if (t.rows != ResultTensor::Rows::kTokens || !a.present()) continue;
     EXPECT_EQ(rows_of(a, batch.cu_seqlens, 1), rows_of(b, batch.cu_seqlens, 1)) << t.name;
   }
+}
+
+// Packings of one capacity: tokens and documents. The emulator takes the lengths / 16.
+struct Packings {
+  int64_t tokens = 8192, documents = 7;
+  std::vector<std::vector<int64_t>> lengths = {
+      {3000, 2200, 1500, 942, 500},          // where the graph is captured
+      {8192},                                // one long document
+      {640, 1, 0, 2048, 0, 1023, 4480},      // more documents, two without tokens, full
+      {0, 0, 333},                           // mostly slack
+      {},                                    // nothing at all
+      {1024, 1024, 1024, 1024, 1024, 1024},  // whole chunks
+  };
+
+  explicit Packings(int64_t shrink) {
+    tokens /= shrink;
+    for (auto& list : lengths) {
+      for (int64_t& n : list) n = (n + shrink - 1) / shrink;
+      int64_t sum = 0;
+      for (int64_t& n : list) n = std::min(n, tokens - sum), sum += n;
+    }
+  }
+  std::vector<int64_t> cu_seqlens(size_t i) const {
+    std::vector<int64_t> cu{0};
+    for (int64_t n : lengths[i]) cu.push_back(cu.back() + n);
+    return cu;
+  }
+  // The batch of packing i: rows and states of the whole capacity, slack rows NaN.
+  void put(size_t i, BatchSpec& spec) const {
+    spec.documents = lengths[i];
+    spec.documents.resize(static_cast<size_t>(documents), 0);
+    spec.slack = tokens - cu_seqlens(i).back();
+  }
+};
+
+class Replay : public testing::TestWithParam<GpuCase> {};
+
+TEST_P(Replay, OneGraphServesOtherPackings) {
+  GDN_NEEDS_DEVICE();
+  const Packings packings(emulated() ? 16 : 1);
+  for (size_t i = 1; i < packings.lengths.size(); ++i) {
+    SCOPED_TRACE(i);
+    GpuCase c = fitted(GetParam());
+    packings.put(i, c.spec);
+    const Batch batch = batch_of(c);
+    const BatchResult exact = on_device(batch, c.run);
+    c.run.context.max_tokens = packings.tokens;
+    c.run.context.max_fragments = packings.documents;
+    const BatchResult eager = on_device(batch, c.run);
+    expect_bitwise_equal(eager, exact);
+    // Captured at the first, after the others: nothing of them is left.
+    c.run.replays = {packings.cu_seqlens(0)};
+    for (size_t other = 1; other < packings.lengths.size(); ++other) {
+      if (other != i) c.run.replays.push_back(packings.cu_seqlens(other));
+    }
+    expect_bitwise_equal(on_device(batch, c.run), eager);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Portable, Replay, testing::ValuesIn(replay_cases()),
+                         [](const auto& one) { return one.param.name; });
+
+TEST(Portable, RanksServeOtherPackings) {
+  GDN_NEEDS_DEVICE();
+  for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kZigzagPerDocument}) {
+    for (const auto policy : {ExchangePolicy::kAllGather, ExchangePolicy::kAllToAll}) {
+      SCOPED_TRACE(to_string(layout));
+      GpuCase c = fitted(replay_cases()[1]);
+      c.run.context.tile = 0;
+      c.run.context.exchange = policy;
+      c.run.layout = layout;
+      c.run.world_size = 3;
+      constexpr int64_t kFragments = 4;
+      c.spec.documents = {200, 0, 90};
+      c.spec.documents.resize(3 * kFragments, 0);
+      const Batch batch = batch_of(c);
+      const BatchResult exact = on_device(batch, c.run);
+      c.run.context.max_tokens = 150;
+      c.run.context.max_fragments = kFragments;
+      c.run.replays = {{0, 40, 400}};
+      expect_bitwise_equal(on_device(batch, c.run), exact);
+    }
+  }
+}
+
+TEST(Portable, RefillRefusesWhatDoesNotFit) {
+  GDN_NEEDS_DEVICE();
+  GpuCase c = fitted(small_cases()[0]);
+  c.run.context.max_tokens = 100;
+  c.run.context.max_fragments = 1;
+  c.run.replays = {{0, 50}, {0, 40, 60}};
+  const auto more = run_on_device(batch_of(c), c.run);
+  ASSERT_FALSE(more.is_ok());
+  EXPECT_EQ(more.status().code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(more.status().message(),
+            "max_fragments: expected at least 2, the fragments of rank 0, got 1");
 }
 
 TEST(Portable, FirstTokenHasNoGateGradient) {

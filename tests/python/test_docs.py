@@ -29,4 +29,4 @@ def test_readme_block():
 
 
 def test_there_are_blocks():
-    assert len(blocks("docs/python.md")) == 2 and len(blocks("README.md")) == 1
+    assert len(blocks("docs/python.md")) == 3 and len(blocks("README.md")) == 1

@@ -295,5 +295,5 @@ def test_capacity_and_groups_are_checked():
     ctx = gdn_kcp.build_context(p, None, 0, "cpu", max_tokens=40, max_fragments=1)
     with pytest.raises(gdn_kcp.UnsupportedError, match="graph: expected 'off' on cpu"):
         gdn_kcp.chunk_gdn_kcp(*make(40, 1, 1, 16, 16), ctx, graph="replay")
-    with pytest.raises(gdn_kcp.InvalidArgumentError, match="at least 40 rows, as the partition"):
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="at least max_tokens = 40 rows, got 39"):
         gdn_kcp.chunk_gdn_kcp(*make(39, 1, 1, 16, 16), ctx)

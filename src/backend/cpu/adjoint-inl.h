@@ -77,10 +77,10 @@ void enter_segment_backward(const StageCall& call, const HeadItem& item, const v
   for (int64_t head = item.begin; head < item.end; ++head) {
     const Mat<T> to = ds.at((head - item.begin) * d.k, 0);
     if (boundary && !segment.ends_document()) {
-      copy_matrix(
-          d.k, d.v,
-          table_slot<T>(boundary, head, call.args->plan.exit_slots, segment.exit_slot, d.k, d.v),
-          to);
+      copy_matrix(d.k, d.v,
+                  table_slot<T>(boundary, head, call.args->plan.capacity.exit_slots,
+                                segment.exit_slot, d.k, d.v),
+                  to);
     } else {
       load_state(segment.ends_document() ? call.grads->dfinal_state : TensorView{}, segment.doc,
                  head, d, to);
@@ -114,7 +114,7 @@ void summarize_backward_item_t(const StageCall& call, int64_t index, int worker)
   for (int64_t head = item.begin; head < item.end; ++head) {
     copy_matrix(d.k, d.v, s.ds.at((head - item.begin) * d.k, 0),
                 table_slot<T>(call.args->tables[static_cast<int>(Table::kPart)], head,
-                              call.args->plan.entry_slots, segment.entry_slot, d.k, d.v));
+                              call.args->plan.capacity.entry_slots, segment.entry_slot, d.k, d.v));
   }
 }
 

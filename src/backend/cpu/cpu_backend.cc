@@ -85,7 +85,7 @@ class CpuBackend final : public Backend {
   int64_t workers() const override { return 1; }
 
   int64_t prepared_bytes(const Problem& p, const Plan& plan) const override {
-    return align_up(plan.num_chunks * p.heads_v * cpu::PreparedRecord::kElements *
+    return align_up(plan.capacity.chunks * p.heads_v * cpu::PreparedRecord::kElements *
                     size_of(p.state()));
   }
   int64_t forward_scratch_bytes(const Problem& p, const Plan&) const override {
@@ -99,7 +99,7 @@ class CpuBackend final : public Backend {
 
   Status prepare(const StageArgs& args) const override {
     const StageCall call = forward_call(args);
-    parallel_for(args.plan.num_chunks * call.dims.heads_qk,
+    parallel_for(args.plan.counts.chunks * call.dims.heads_qk,
                  [&](int64_t item, int worker) { cpu::prepare_item(call, item, worker); });
     return Status::ok();
   }
@@ -165,8 +165,7 @@ class CpuBackend final : public Backend {
  private:
   static int64_t gate_sum_bytes(const Problem& p, const Plan& plan) {
     if (!p.options.gate_in_kernel) return 0;
-    return align_up(static_cast<int64_t>(plan.segments.size()) * p.heads_v * 2 *
-                    static_cast<int64_t>(sizeof(double)));
+    return align_up(plan.capacity.segments * p.heads_v * 2 * static_cast<int64_t>(sizeof(double)));
   }
 
   static StageCall forward_call(const StageArgs& args) {
@@ -188,18 +187,17 @@ class CpuBackend final : public Backend {
   // Value heads of a key head share q and k, but where key heads are few each is an item of its
   // own.
   static int64_t head_parts(const Plan& plan, const cpu::Dims& dims) {
-    const int64_t items = static_cast<int64_t>(plan.segments.size()) * dims.heads_qk;
+    const int64_t items = plan.counts.segments * dims.heads_qk;
     return items < 4 * num_threads() ? dims.group : 1;
   }
 
   static int64_t head_items(const StageCall& call) {
-    return static_cast<int64_t>(call.args->plan.segments.size()) * call.dims.heads_qk *
-           call.head_parts;
+    return call.args->plan.counts.segments * call.dims.heads_qk * call.head_parts;
   }
 
   // dA_log, ddt_bias: sums over the segments in order.
   static void add_gate_sums(const StageCall& call) {
-    const int64_t segments = static_cast<int64_t>(call.args->plan.segments.size());
+    const int64_t segments = call.args->plan.counts.segments;
     const TensorView* out[] = {&call.grads->dA_log, &call.grads->ddt_bias};
     for (int64_t head = 0; head < call.dims.heads_v; ++head) {
       for (int which = 0; which < 2; ++which) {

@@ -92,7 +92,7 @@ void stages(benchmark::State& state, DType operand, What what) {
       for (What step : {What::kPrepare, What::kRun, What::kPrepare, What::kRunBackward}) run(step);
     }
   }
-  const double chunks = double(setup.plan.num_chunks);
+  const double chunks = double(setup.plan.counts.chunks);
   double flops = 0;
   if (what == What::kRun || what == What::kAll) flops += forward_flops(setup.batch.problem, chunks);
   if (what == What::kRunBackward || what == What::kAll) {

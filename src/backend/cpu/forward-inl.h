@@ -52,7 +52,7 @@ void enter_segment(const StageCall& call, const HeadItem& item, const TensorView
       load_state(initial_state, item.segment.doc, head, d, to);
     } else {
       copy_matrix(d.k, d.v,
-                  table_slot<T>(boundary, head, call.args->plan.entry_slots,
+                  table_slot<T>(boundary, head, call.args->plan.capacity.entry_slots,
                                 item.segment.entry_slot, d.k, d.v),
                   to);
     }
@@ -174,11 +174,11 @@ void summarize_item_t(const StageCall& call, int64_t index, int worker) {
     const int64_t at = (head - item.begin) * d.k;
     copy_matrix(d.k, d.v, s.state.at(at, 0),
                 table_slot<T>(call.args->tables[static_cast<int>(Table::kPart)], head,
-                              plan.exit_slots, segment.exit_slot, d.k, d.v));
+                              plan.capacity.exit_slots, segment.exit_slot, d.k, d.v));
     if (want_map) {
       copy_matrix(d.k, d.k, s.map.at(at, 0),
                   table_slot<T>(call.args->tables[static_cast<int>(Table::kMap)], head,
-                                plan.map_slots, segment.map_slot, d.k, d.k));
+                                plan.capacity.map_slots, segment.map_slot, d.k, d.k));
     }
   }
 }

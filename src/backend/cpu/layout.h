@@ -56,8 +56,7 @@ struct BlockPlan {
 
   static BlockPlan of(const Problem& problem, const Plan& plan) {
     const Dims d = Dims::of(problem);
-    int64_t longest = 1;
-    for (const Segment& s : plan.segments) longest = std::max(longest, s.chunks());
+    const int64_t longest = std::max<int64_t>(1, (plan.capacity.longest + kChunk - 1) / kChunk);
     BlockPlan b;
     b.elements = d.v * d.ldk + kChunk * d.ldv;
     const int64_t bytes = b.elements * d.group * size_of(problem.state());

@@ -15,15 +15,13 @@ namespace {
 // Tokens per block. checkpoints + block states = group len / b + b matrices, least at
 // b = sqrt(group len). No result depends on it.
 int64_t block_length(const Problem& problem, const Plan& plan) {
-  int64_t longest = 1;
-  for (const Segment& segment : plan.segments) longest = std::max(longest, segment.length);
+  const int64_t longest = std::max<int64_t>(1, plan.capacity.longest);
   const double ideal = std::sqrt(static_cast<double>(problem.group() * longest));
   return std::min(longest, static_cast<int64_t>(std::ceil(ideal)));
 }
 
 int64_t max_blocks(const Plan& plan, int64_t block) {
-  int64_t longest = 1;
-  for (const Segment& segment : plan.segments) longest = std::max(longest, segment.length);
+  const int64_t longest = std::max<int64_t>(1, plan.capacity.longest);
   return (longest + block - 1) / block;
 }
 
@@ -115,7 +113,7 @@ class GroupWalk {
       load_state(call_.initial_state, segment_->doc, head(member), dims_, state);
     } else {
       load_matrix(entry_, problem_.state(), dims_.state(),
-                  head(member) * args_.plan.entry_slots + segment_->entry_slot, state);
+                  head(member) * args_.plan.capacity.entry_slots + segment_->entry_slot, state);
     }
   }
 
@@ -124,7 +122,8 @@ class GroupWalk {
       load_state(call_.dfinal_state, segment_->doc, head(member), dims_, dstate(member));
     } else {
       load_matrix(args_.tables[static_cast<int>(Table::kBoundary)], problem_.state(), dims_.state(),
-                  head(member) * args_.plan.exit_slots + segment_->exit_slot, dstate(member));
+                  head(member) * args_.plan.capacity.exit_slots + segment_->exit_slot,
+                  dstate(member));
     }
   }
 
@@ -243,7 +242,7 @@ void walk_part_backward(const StageArgs& args, const BackwardArgs& call, const S
     pull_back(dims, reader.read(row), dstate, work);
   }
   store_matrix(args.tables[static_cast<int>(Table::kPart)], args.problem.state(), dims.state(),
-               head * args.plan.entry_slots + segment.entry_slot, dstate);
+               head * args.plan.capacity.entry_slots + segment.entry_slot, dstate);
 }
 
 }  // namespace

@@ -42,11 +42,12 @@ class Programs {
  private:
   void step(size_t segment, bool first, int64_t part, int64_t boundary) {
     const int64_t k = program_.rows, state = program_.rows * program_.cols;
-    const int64_t parts = backward_ ? plan_.entry_slots : plan_.exit_slots;
-    const int64_t bounds = backward_ ? plan_.exit_slots : plan_.entry_slots;
+    const int64_t parts = backward_ ? plan_.capacity.entry_slots : plan_.capacity.exit_slots;
+    const int64_t bounds = backward_ ? plan_.capacity.exit_slots : plan_.capacity.entry_slots;
     FoldStep next;
     if (!first) {
-      next.map = {Table::kMap, plan_.segments[segment].map_slot * k * k, plan_.map_slots * k * k};
+      next.map = {Table::kMap, plan_.segments[segment].map_slot * k * k,
+                  plan_.capacity.map_slots * k * k};
     }
     next.add = {Table::kPart, part * state, parts * state};
     next.out = {Table::kBoundary, boundary * state, bounds * state};
@@ -83,6 +84,7 @@ Plan plan_by_hand(const Batch& batch, const std::vector<std::vector<int64_t>>& c
   plan.options.dim_v = batch.problem.dim_v;
   plan.num_documents = batch.num_documents();
   plan.local_tokens = batch.cu_seqlens.back();
+  PlanCounts& counts = plan.counts;
   std::vector<size_t> ends;
   for (int64_t doc = 0; doc < plan.num_documents; ++doc) {
     const auto& lengths = cuts[static_cast<size_t>(doc)];
@@ -90,11 +92,13 @@ Plan plan_by_hand(const Batch& batch, const std::vector<std::vector<int64_t>>& c
     for (size_t i = 0; i < lengths.size(); ++i) {
       Segment segment{.doc = doc, .fragment = doc, .row = row, .length = lengths[i]};
       const bool starts = i == 0, finishes = i + 1 == lengths.size();
-      if (!starts) segment.entry_slot = plan.entry_slots++;
-      if (!finishes) segment.exit_slot = plan.exit_slots++;
-      if (!starts && !finishes) segment.map_slot = plan.map_slots++;
-      segment.first_chunk = plan.num_chunks;
-      plan.num_chunks += segment.chunks();
+      if (!starts) segment.entry_slot = counts.entry_slots++;
+      if (!finishes) segment.exit_slot = counts.exit_slots++;
+      if (!starts && !finishes) segment.map_slot = counts.map_slots++;
+      segment.first_chunk = counts.chunks;
+      counts.chunks += segment.chunks();
+      counts.longest = std::max(counts.longest, segment.length);
+      ++counts.segments;
       plan.segments.push_back(segment);
       row += lengths[i];
     }
@@ -102,6 +106,8 @@ Plan plan_by_hand(const Batch& batch, const std::vector<std::vector<int64_t>>& c
     EXPECT_EQ(row, batch.cu_seqlens[static_cast<size_t>(doc) + 1]);
     ends.push_back(plan.segments.size());
   }
+  counts.empty_documents = std::ssize(plan.empty_documents);
+  plan.capacity = counts;
   Programs forward(plan, false), backward(plan, true);
   size_t first = 0;
   for (size_t last : ends) {
@@ -161,11 +167,11 @@ BatchResult run_by_hand(const Batch& batch, const Plan& plan, Boundaries* bounda
 
   Boundaries own;
   Boundaries& tables = boundaries ? *boundaries : own;
-  tables.maps = table(problem, plan.map_slots, problem.dim_k);
-  tables.entry_states = table(problem, plan.entry_slots, problem.dim_v);
-  tables.exit_gradients = table(problem, plan.exit_slots, problem.dim_v);
-  const HostTensor parts = table(problem, plan.exit_slots, problem.dim_v);
-  const HostTensor parts_backward = table(problem, plan.entry_slots, problem.dim_v);
+  tables.maps = table(problem, plan.capacity.map_slots, problem.dim_k);
+  tables.entry_states = table(problem, plan.capacity.entry_slots, problem.dim_v);
+  tables.exit_gradients = table(problem, plan.capacity.exit_slots, problem.dim_v);
+  const HostTensor parts = table(problem, plan.capacity.exit_slots, problem.dim_v);
+  const HostTensor parts_backward = table(problem, plan.capacity.entry_slots, problem.dim_v);
   const AlignedBuffer scratch(std::max(backend.forward_scratch_bytes(problem, plan),
                                        backend.backward_scratch_bytes(problem, plan)));
   std::memset(scratch.data(), kNaN, static_cast<size_t>(scratch.bytes()));

@@ -33,7 +33,7 @@ void walk_map(const StageArgs& args, const Segment& segment, int64_t head, Scrat
     update_state({k, k}, token, map, residual);
   }
   store_matrix(args.tables[static_cast<int>(Table::kMap)], args.problem.state(), k * k,
-               head * args.plan.map_slots + segment.map_slot, map);
+               head * args.plan.capacity.map_slots + segment.map_slot, map);
 }
 
 // B of a segment: its exit state from 0, or from initial_state where it starts its document.
@@ -49,7 +49,7 @@ void walk_part(const StageArgs& args, const TensorView& initial_state, const Seg
     update_state(dims, reader.read(segment.row + t), state, residual);
   }
   store_matrix(args.tables[static_cast<int>(Table::kPart)], args.problem.state(), dims.state(),
-               head * args.plan.exit_slots + segment.exit_slot, state);
+               head * args.plan.capacity.exit_slots + segment.exit_slot, state);
 }
 
 void walk_outputs(const StageArgs& args, const TensorView& initial_state, const TensorView& o,
@@ -64,7 +64,7 @@ void walk_outputs(const StageArgs& args, const TensorView& initial_state, const 
     load_state(initial_state, segment.doc, head, dims, state);
   } else {
     load_matrix(args.tables[static_cast<int>(Table::kBoundary)], args.problem.state(), dims.state(),
-                head * args.plan.entry_slots + segment.entry_slot, state);
+                head * args.plan.capacity.entry_slots + segment.entry_slot, state);
   }
   for (int64_t t = 0; t < segment.length; ++t) {
     update_state(dims, reader.read(segment.row + t), state, residual);

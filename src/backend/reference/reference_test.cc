@@ -98,7 +98,7 @@ TEST(Reference, SegmentsByHandEqualTheUncutDocument) {
     const Batch batch = make(spec);
     const BatchResult whole = run_by_hand(batch, plan_uncut(batch));
     const Plan cut = plan_by_hand(batch, {{1, 38, 1}, {}, {1}, {30, 20, 24, 1}});
-    EXPECT_EQ(cut.map_slots, 3);
+    EXPECT_EQ(cut.counts.map_slots, 3);
     expect_close(run_by_hand(batch, cut), whole, 1e-13);
   }
 }

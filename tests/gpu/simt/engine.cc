@@ -63,6 +63,7 @@ struct Block {
   std::vector<Warp> warps;
   int live = 0, arrived = 0;
   unsigned index = 0;
+  unsigned grid = 0;
   void* scheduler = nullptr;
   unsigned char* shared = nullptr;
   int shared_bytes = 0;
@@ -170,21 +171,26 @@ void fail(const char* message) {
   std::abort();
 }
 
-gdn::Status run(const char* name, const std::function<void()>& kernel, int64_t blocks, int threads,
-                int shared_bytes) {
-  if (shared_bytes > kDeviceKinds[machine().device].shared_bytes || threads % 32 != 0) {
-    return {gdn::ErrorCode::kDevice, std::string(name) + ": shape"};
+gdn::Status launch(Launch launch) {
+  const int threads = launch.threads;
+  if (launch.shared_bytes > kDeviceKinds[machine().device].shared_bytes || threads % 32 != 0) {
+    return {gdn::ErrorCode::kDevice, std::string(launch.name) + ": shape"};
+  }
+  if (machine().capture != nullptr) {
+    machine().capture->push_back(std::move(launch));
+    return gdn::Status::ok();
   }
   ++machine().launches;
-  std::vector<unsigned char> shared(static_cast<size_t>(shared_bytes) + 128);
-  block.name = name;
-  block.kernel = &kernel;
+  std::vector<unsigned char> shared(static_cast<size_t>(launch.shared_bytes) + 128);
+  block.name = launch.name;
+  block.kernel = &launch.kernel;
   block.lanes.resize(threads);
   block.warps.resize(threads / 32);
   block.shared = shared.data() + (128 - reinterpret_cast<uintptr_t>(shared.data()) % 128);
-  block.shared_bytes = shared_bytes;
+  block.shared_bytes = launch.shared_bytes;
+  block.grid = static_cast<unsigned>(launch.blocks);
   uint64_t random = machine().seed * 0x9e3779b97f4a7c15u + 1;
-  for (int64_t i = 0; i < blocks; ++i) {
+  for (int64_t i = 0; i < launch.blocks; ++i) {
     block.index = static_cast<unsigned>(i);
     run_block(random);
   }
@@ -194,6 +200,7 @@ gdn::Status run(const char* name, const std::function<void()>& kernel, int64_t b
 
 Index thread_index() { return {static_cast<unsigned>(current->thread)}; }
 Index block_index() { return {block.index}; }
+Index grid_size() { return {block.grid}; }
 int lane() { return current->thread & 31; }
 void* shared_memory() { return block.shared; }
 int shared_size() { return block.shared_bytes; }

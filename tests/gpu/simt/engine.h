@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "gdn/status.h"
 
@@ -21,23 +22,31 @@ struct DeviceKind {
 inline constexpr DeviceKind kDeviceKinds[kDevices] = {
     {90, 227 * 1024}, {86, 99 * 1024}, {80, 163 * 1024}};
 
+struct Launch {
+  const char* name;
+  std::function<void()> kernel;  // of one thread
+  int64_t blocks;
+  int threads, shared_bytes;
+};
+
 struct Machine {
   int device = 0;  // the current one
   int multiprocessors = 4;
   uint64_t seed = 1;     // of the order of warps
   int64_t launches = 0;  // so far
+  std::vector<Launch>* capture = nullptr;  // where launches are noted instead of run
 };
 Machine& machine();
 
-// Runs `kernel` once per thread of every block.
-gdn::Status run(const char* name, const std::function<void()>& kernel, int64_t blocks, int threads,
-                int shared_bytes);
+// Runs the kernel once per thread of every block, or notes the launch.
+gdn::Status launch(Launch launch);
 
 struct Index {
   unsigned x;
 };
 Index thread_index();
 Index block_index();
+Index grid_size();
 int lane();
 void* shared_memory();
 int shared_size();

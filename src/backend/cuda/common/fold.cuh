@@ -15,6 +15,7 @@ inline constexpr int kFoldSlice = 32;  // rows of op(map)^T staged at a time
 struct FoldParams {
   const FoldRow* steps;
   const int64_t* chains;
+  const int64_t* num_chains;
   float* tables[kNumTables];
   int heads, head_begin;
   int cols;
@@ -47,6 +48,7 @@ __global__ void __launch_bounds__(kFoldThreads) fold_kernel(const FoldParams p) 
   const int64_t rest = blockIdx.x / static_cast<unsigned>(tiles);
   const int head = static_cast<int>(rest % p.heads);  // relative to head_begin, as in FoldRef
   const int64_t chain = rest / p.heads;
+  if (chain >= *p.num_chains) return;
   const int row0 = (tid >> 3) * kThreadRows, column = (tid & 7) * 4;
   float x[kThreadRows][4];
   for (int64_t at = p.chains[chain]; at < p.chains[chain + 1]; ++at) {

@@ -9,12 +9,12 @@ namespace gdn::cuda {
 // `program` must be one of the plan's own (their device copies are in args.resident).
 Status fold(const StageArgs& args, const FoldProgram& program);
 
-// Zeros rows [first, T) of a [T, heads, dim] tensor with unit innermost stride, or of a [T, heads]
-// one.
-Status zero_rows(const TensorView& view, int64_t first, Stream stream);
+// Zeros the slack rows of a [T, heads, dim] tensor with unit innermost stride, or of a [T, heads]
+// one: those past the packing's.
+Status zero_slack(const StageArgs& args, const TensorView& view);
 
-// Rows [0, rows) of `to` <- `from`, both [T, heads, dim] bf16 of any strides; `from` absent: 0.
-Status copy_rows(const TensorView& from, const TensorView& to, int64_t rows, Stream stream);
+// The packing's rows of `to` <- `from`, both [T, heads, dim] bf16 of any strides; `from` absent: 0.
+Status copy_rows(const StageArgs& args, const TensorView& from, const TensorView& to);
 
 // to <- from (0 where absent) for plan.empty_documents.
 Status copy_empty_documents(const StageArgs& args, const TensorView& from, const TensorView& to);

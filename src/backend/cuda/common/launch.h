@@ -32,11 +32,12 @@ Status launch_kernel(const char* name, const void* kernel, const LaunchShape& sh
 template <typename Params>
 Status launch(const char* name, void (*kernel)(Params), const LaunchShape& shape, Stream stream,
               const Params& params) {
-  Params copy = params;
 #ifdef GDN_SIMT
-  return simt::run(
-      name, [&] { kernel(copy); }, shape.blocks, shape.threads, shape.shared_bytes);
+  static_cast<void>(stream);
+  return simt::launch(
+      {name, [=] { kernel(params); }, shape.blocks, shape.threads, shape.shared_bytes});
 #else
+  Params copy = params;
   void* arguments[] = {&copy};
   return launch_kernel(name, reinterpret_cast<const void*>(kernel), shape, stream, arguments);
 #endif

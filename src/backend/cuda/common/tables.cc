@@ -15,6 +15,19 @@ std::array<const FoldProgram*, kNumPrograms> programs(const Plan& plan) {
           &b.pack_states, &b.pack_maps, &b.fold, &b.spread};
 }
 
+CountRow count_row(const Plan& plan) {
+  CountRow row{};
+  row.tokens = plan.local_tokens;
+  row.segments = plan.counts.segments;
+  row.chunks = plan.counts.chunks;
+  row.exits = plan.counts.exit_slots + plan.counts.map_slots;
+  row.entries = plan.counts.entry_slots;
+  row.empty = plan.counts.empty_documents;
+  const auto list = programs(plan);
+  for (int i = 0; i < kNumPrograms; ++i) row.chains[i] = list[i]->chains();
+  return row;
+}
+
 // Segments that `wanted` picks, twice those with a map if `maps`, longest first.
 template <typename Wanted>
 std::vector<ItemRow> items(const Plan& plan, bool maps, const Wanted& wanted) {
@@ -53,7 +66,7 @@ std::vector<SegmentRow> segment_rows(const Plan& plan) {
 
 std::vector<ChunkRow> chunk_rows(const Plan& plan) {
   std::vector<ChunkRow> rows;
-  rows.reserve(static_cast<size_t>(plan.num_chunks));
+  rows.reserve(static_cast<size_t>(plan.counts.chunks));
   for (size_t i = 0; i < plan.segments.size(); ++i) {
     const Segment& s = plan.segments[i];
     for (int64_t done = 0; done < s.length; done += kChunk) {
@@ -88,22 +101,20 @@ void put(std::vector<unsigned char>& image, int64_t offset, const std::vector<T>
 
 ResidentLayout ResidentLayout::of(const Plan& plan) {
   const auto bytes = [](int64_t rows, size_t row) { return rows * static_cast<int64_t>(row); };
-  const int64_t num_segments = static_cast<int64_t>(plan.segments.size());
+  const PlanCounts& most = plan.capacity;
   ResidentLayout layout;
   BlockLayout block;
-  layout.segments = block.take(bytes(num_segments, sizeof(SegmentRow)));
-  layout.chunks = block.take(bytes(plan.num_chunks, sizeof(ChunkRow)));
-  layout.run = block.take(bytes(num_segments, sizeof(ItemRow)));
-  layout.exits = block.take(bytes(plan.exit_slots + plan.map_slots, sizeof(ItemRow)));
-  layout.entries = block.take(bytes(plan.entry_slots, sizeof(ItemRow)));
-  layout.empty =
-      block.take(bytes(static_cast<int64_t>(plan.empty_documents.size()), sizeof(int64_t)));
+  layout.counts = block.take(sizeof(CountRow));
+  layout.segments = block.take(bytes(most.segments, sizeof(SegmentRow)));
+  layout.chunks = block.take(bytes(most.chunks, sizeof(ChunkRow)));
+  layout.run = block.take(bytes(most.segments, sizeof(ItemRow)));
+  layout.exits = block.take(bytes(most.exit_slots + most.map_slots, sizeof(ItemRow)));
+  layout.entries = block.take(bytes(most.entry_slots, sizeof(ItemRow)));
+  layout.empty = block.take(bytes(most.empty_documents, sizeof(int64_t)));
   const auto list = programs(plan);
   for (int i = 0; i < kNumPrograms; ++i) {
-    layout.program_steps[i] =
-        block.take(bytes(static_cast<int64_t>(list[i]->steps.size()), sizeof(FoldRow)));
-    layout.program_chains[i] =
-        block.take(bytes(static_cast<int64_t>(list[i]->chain_begin.size()), sizeof(int64_t)));
+    layout.program_steps[i] = block.take(bytes(list[i]->max_steps, sizeof(FoldRow)));
+    layout.program_chains[i] = block.take(bytes(list[i]->max_chains + 1, sizeof(int64_t)));
   }
   layout.bytes = block.bytes();
   return layout;
@@ -120,6 +131,7 @@ int program_index(const Plan& plan, const FoldProgram& program) {
 std::vector<unsigned char> resident_image(const Plan& plan) {
   const ResidentLayout layout = ResidentLayout::of(plan);
   std::vector<unsigned char> image(static_cast<size_t>(layout.bytes));
+  put(image, layout.counts, std::vector{count_row(plan)});
   put(image, layout.segments, segment_rows(plan));
   put(image, layout.chunks, chunk_rows(plan));
   put(image, layout.run, run_items(plan));

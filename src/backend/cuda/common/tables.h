@@ -1,5 +1,6 @@
-// The plan's tables as kernels read them, and where they lie in the resident block. Everything is a
-// pure function of the plan; upload() copies one host image of it.
+// The plan's tables as kernels read them, and where they lie in the resident block. The layout is a
+// pure function of the plan's capacity; upload() copies one host image of it. Launches are made for
+// the capacity: blocks past the counts that lie first in the block have nothing to do.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,19 @@
 #include "gdn/plan.h"
 
 namespace gdn::cuda {
+
+inline constexpr int kNumPrograms = 8;
+
+// How many rows of each table this packing has.
+struct CountRow {
+  int64_t tokens;    // local rows; slack rows follow
+  int64_t segments;  // and items of a run
+  int64_t chunks;
+  int64_t exits;  // items
+  int64_t entries;
+  int64_t empty;
+  int64_t chains[kNumPrograms];
+};
 
 struct SegmentRow {
   int64_t row;  // first local row
@@ -38,12 +52,11 @@ struct ItemRow {
   int32_t is_map;
 };
 
-inline constexpr int kNumPrograms = 8;
-
 // Byte offsets into the resident block.
 struct ResidentLayout {
+  int64_t counts = 0;                         // CountRow
   int64_t segments = 0;                       // SegmentRow[segments]
-  int64_t chunks = 0;                         // ChunkRow[num_chunks]
+  int64_t chunks = 0;                         // ChunkRow[chunks]
   int64_t run = 0;                            // ItemRow[run_items]: all segments
   int64_t exits = 0;                          // ItemRow[exit_items]: B and M wanted
   int64_t entries = 0;                        // ItemRow[entry_items]: C wanted

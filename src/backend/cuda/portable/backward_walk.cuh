@@ -216,7 +216,9 @@ __global__ void __launch_bounds__(2 * V, 1) backward_walk_kernel(const BackwardW
   unsigned char* shared = reinterpret_cast<unsigned char*>(raw);
   float* partials = reinterpret_cast<float*>(shared + p.stages * kBytes);
   const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
-  const ItemRow row = p.items[blockIdx.x / static_cast<unsigned>(p.shape.heads)];
+  const int64_t at = blockIdx.x / static_cast<unsigned>(p.shape.heads);
+  if (at >= *p.num_items) return;
+  const ItemRow row = p.items[at];
   BackwardItem item;
   item.segment = p.shape.segments[row.segment];
   item.head = p.shape.head0 + static_cast<int>(blockIdx.x % static_cast<unsigned>(p.shape.heads));

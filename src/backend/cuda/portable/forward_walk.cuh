@@ -76,8 +76,9 @@ GDN_DEVICE void forward_step(const ForwardWalkParams& p, const ForwardItem& item
   float e[8][4] = {};
   times_rows<K>(e, fragment, tiles + Stage::kKey, lane);
 
-  // Y, then E; beta o Y as fragments.
-  uint32_t words[4][4];
+  // Y, then E; beta o Y as fragments, and what its rounding to bf16 left out: with keys that point
+  // one way E is a small difference of Y and Z (beta o Y).
+  uint32_t words[4][4], rest[4][4];
   load_columns<V>(words, tiles + Stage::kValue, warp, lane);
   GDN_UNROLL
   for (int s = 0; s < 4; ++s) {
@@ -97,8 +98,10 @@ GDN_DEVICE void forward_step(const ForwardWalkParams& p, const ForwardItem& item
       scale_columns(scaled[half], beta);
     }
     pack_fragment(words[s], scaled[0], scaled[1]);
+    pack_rest(rest[s], words[s], scaled[0], scaled[1]);
   }
   times_lower_transposed(e, words, tiles + Stage::kZ, lane);
+  times_lower_transposed(e, rest, tiles + Stage::kZ, lane);
   if constexpr (kWalk == Walk::kStates) {
     const int64_t slot = index * p.shape.heads + (item.head - p.shape.head0);
     uint16_t* to = p.e + slot * kTileRows * V;
@@ -184,7 +187,9 @@ __global__ void __launch_bounds__(2 * V, 1) forward_walk_kernel(const ForwardWal
   GDN_SHARED(raw);
   unsigned char* shared = reinterpret_cast<unsigned char*>(raw);
   const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
-  const ItemRow row = p.items[blockIdx.x / static_cast<unsigned>(p.shape.heads)];
+  const int64_t at = blockIdx.x / static_cast<unsigned>(p.shape.heads);
+  if (at >= *p.num_items) return;
+  const ItemRow row = p.items[at];
   ForwardItem item;
   item.segment = p.shape.segments[row.segment];
   item.head = p.shape.head0 + static_cast<int>(blockIdx.x % static_cast<unsigned>(p.shape.heads));

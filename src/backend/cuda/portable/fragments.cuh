@@ -17,6 +17,15 @@ GDN_DEVICE void pack_fragment(uint32_t (&a)[4], const float (&low)[4], const flo
   a[3] = pack_bf16(high[2], high[3]);
 }
 
+// What `a` of pack_fragment is off by.
+GDN_DEVICE void pack_rest(uint32_t (&rest)[4], const uint32_t (&a)[4], const float (&low)[4],
+                          const float (&high)[4]) {
+  rest[0] = pack_bf16(low[0] - bf16_low(a[0]), low[1] - bf16_high(a[0]));
+  rest[1] = pack_bf16(low[2] - bf16_low(a[1]), low[3] - bf16_high(a[1]));
+  rest[2] = pack_bf16(high[0] - bf16_low(a[2]), high[1] - bf16_high(a[2]));
+  rest[3] = pack_bf16(high[2] - bf16_low(a[3]), high[3] - bf16_high(a[3]));
+}
+
 // acc[n][e] times the vector entry of its column (token).
 GDN_DEVICE void scale_columns(float (&acc)[4], float2 by) {
   acc[0] *= by.x;

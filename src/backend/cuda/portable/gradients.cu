@@ -13,14 +13,17 @@ Status launch_tile(const KernelCall& call, GradientParams params) {
   return launch("gradients", gradient_kernel<D, D, kTile>, shape, call.stream, params);
 }
 
+// Tiles of 64 columns; of 32 where one stage of 64 would not fit (99 KiB of sm_86 and sm_89).
+template <int D>
+Status launch_dim(const KernelCall& call, const GradientParams& params) {
+  return GradientShared<D, D, 64>::bytes(1) <= call.shared_limit ? launch_tile<D, 64>(call, params)
+                                                                 : launch_tile<D, 32>(call, params);
+}
+
 }  // namespace
 
-// Tiles of 64 columns; of 32 where one stage of 64 would not fit (99 KiB of sm_86 and sm_89).
 Status launch_gradients(const KernelCall& call, GradientParams params) {
-  if (call.dim == 64) return launch_tile<64, 64>(call, params);
-  return GradientShared<128, 128, 64>::bytes(1) <= call.shared_limit
-             ? launch_tile<128, 64>(call, params)
-             : launch_tile<128, 32>(call, params);
+  return call.dim == 128 ? launch_dim<128>(call, params) : launch_dim<64>(call, params);
 }
 
 }  // namespace gdn::cuda

@@ -10,6 +10,8 @@
 // tokens from t on (they read the entry state), and decay <dS, S>.
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cuda/common/scalars.cuh"
 #include "backend/cuda/common/scans.cuh"
 #include "backend/cuda/common/tile.cuh"
@@ -26,8 +28,12 @@ struct GradientShared {
   static constexpr int kKeyTile = kTileRows * K * 2;
   static constexpr int kDP = 2 * kKeyTile;
   static constexpr int kN = kDP + kSquareBytes;
-  static constexpr int kPairs = kN + kSquareBytes;  // q.k and k.k of each thread, bf16
-  static constexpr int kVector = kPairs + 16 * kGradientThreads * 4;  // [2][6][64]
+  // q.k and k.k of each thread [4 tiles][q, k][half][2]: fp32, or bf16 where shared memory is
+  // short. fp32 halves the error of dg with correlated keys.
+  using Pair = std::conditional_t<(kTile == 64), float2, uint32_t>;
+  static constexpr int kPairs = kN + kSquareBytes;
+  static constexpr int kVector =
+      kPairs + 16 * kGradientThreads * static_cast<int>(sizeof(Pair));  // [2][6][64]
   static constexpr int kNorms = kVector + 2 * 6 * kTileRows * 4;      // [2][64]
   static constexpr int kRows = kNorms + 2 * kTileRows * 4;            // [2 halves][4][64]
   static constexpr int kColumns = kRows + 2 * 4 * kTileRows * 4;      // [4 r][64]
@@ -142,6 +148,11 @@ GDN_DEVICE float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+GDN_DEVICE void keep(float2& pair, float x, float y) { pair = make_float2(x, y); }
+GDN_DEVICE void keep(uint32_t& pair, float x, float y) { pair = pack_bf16(x, y); }
+GDN_DEVICE float2 both(float2 pair) { return pair; }
+GDN_DEVICE float2 both(uint32_t pair) { return make_float2(bf16_low(pair), bf16_high(pair)); }
+
 // Gates dO E^T and dY E^T to dP and N in shared memory, and leaves row and column sums of the pair
 // matrix dP o (Q K^T) + N o (K K^T) without its diagonal, whose row and column sums cancel.
 template <int K, int V, int kTile>
@@ -150,7 +161,7 @@ GDN_DEVICE void gradient_squares(const GradientParams& p, const GradientItem& it
                                  const HeadSums<K>& sums) {
   using Shared = GradientShared<K, V, kTile>;
   const float* norms = reinterpret_cast<const float*>(shared + Shared::kNorms);
-  const uint32_t* pairs = reinterpret_cast<const uint32_t*>(shared + Shared::kPairs);
+  const auto* pairs = reinterpret_cast<const typename Shared::Pair*>(shared + Shared::kPairs);
   float* row_sums = reinterpret_cast<float*>(shared + Shared::kRows);
   float* column_sums = reinterpret_cast<float*>(shared + Shared::kColumns);
   const int g = item.lane >> 2, t = item.lane & 3;
@@ -176,8 +187,8 @@ GDN_DEVICE void gradient_squares(const GradientParams& p, const GradientItem& it
       GDN_UNROLL
       for (int half = 0; half < 2; ++half) {
         const int i = 16 * item.r + g + 8 * half;
-        const uint32_t qk = pairs[(4 * j + half) * kGradientThreads + threadIdx.x];
-        const uint32_t kk = pairs[(4 * j + 2 + half) * kGradientThreads + threadIdx.x];
+        const float2 qk = both(pairs[(4 * j + half) * kGradientThreads + threadIdx.x]);
+        const float2 kk = both(pairs[(4 * j + 2 + half) * kGradientThreads + threadIdx.x]);
         float dp[2], n[2];
         GDN_UNROLL
         for (int x = 0; x < 2; ++x) {
@@ -189,9 +200,8 @@ GDN_DEVICE void gradient_squares(const GradientParams& p, const GradientItem& it
                                 : 0.0f;
           dp[x] = gam * row_query[half] * by * sums.out_e[j][2 * half + x];
           n[x] = i > column_index ? -gam * row_key[half] * by * sums.dy_e[j][2 * half + x] : 0.0f;
-          const float pair = i > column_index ? dp[x] * (x ? bf16_high(qk) : bf16_low(qk)) +
-                                                    n[x] * (x ? bf16_high(kk) : bf16_low(kk))
-                                              : 0.0f;
+          const float pair =
+              i > column_index ? dp[x] * (x ? qk.y : qk.x) + n[x] * (x ? kk.y : kk.x) : 0.0f;
           row_sum[half] += pair;
           column[x] += pair;
         }
@@ -415,14 +425,14 @@ GDN_DEVICE void store_rows(const ElementView& view, const ChunkRow& chunk, int h
   }
 }
 
-// q.k and k.k of the warp's elements below and on the diagonal, kept as bf16: both the row and the
-// column sums of the pair matrix read them, so their rounding cancels where it must.
+// q.k and k.k of the warp's elements below and on the diagonal. Both the row and the column sums of
+// the pair matrix read what is kept, so that its rounding cancels where it must.
 template <int K, int V, int kTile>
 GDN_DEVICE void keep_pairs(const GradientItem& item, unsigned char* shared) {
   using Shared = GradientShared<K, V, kTile>;
   const uint32_t q_tile = smem_address(shared) + Shared::kQueryTile;
   const uint32_t k_tile = smem_address(shared) + Shared::kKeyTile;
-  uint32_t* pairs = reinterpret_cast<uint32_t*>(shared + Shared::kPairs);
+  auto* pairs = reinterpret_cast<typename Shared::Pair*>(shared + Shared::kPairs);
   const LaneTile<K / 8, Order::kRowFirst> rows(item.lane);
   const LaneTile<K / 8, Order::kPieceFirst, 16> columns(item.lane);
   float qk[4][4] = {}, kk[4][4] = {};
@@ -444,10 +454,9 @@ GDN_DEVICE void keep_pairs(const GradientItem& item, unsigned char* shared) {
   for (int j = 0; j < 4; ++j) {
     GDN_UNROLL
     for (int half = 0; half < 2; ++half) {
-      pairs[(4 * j + half) * kGradientThreads + threadIdx.x] =
-          pack_bf16(qk[j][2 * half], qk[j][2 * half + 1]);
-      pairs[(4 * j + 2 + half) * kGradientThreads + threadIdx.x] =
-          pack_bf16(kk[j][2 * half], kk[j][2 * half + 1]);
+      const int at = 4 * j * kGradientThreads + static_cast<int>(threadIdx.x);
+      keep(pairs[at + half * kGradientThreads], qk[j][2 * half], qk[j][2 * half + 1]);
+      keep(pairs[at + (2 + half) * kGradientThreads], kk[j][2 * half], kk[j][2 * half + 1]);
     }
   }
 }
@@ -462,6 +471,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1) gradient_kernel(const Gra
   const int key_heads = p.shape.heads / p.shape.group;
   GradientItem item;
   item.index = static_cast<int64_t>(blockIdx.x) / key_heads;
+  if (item.index >= p.shape.counts->chunks) return;
   item.key_head = p.shape.head0 / p.shape.group + static_cast<int>(blockIdx.x) % key_heads;
   item.chunk = p.shape.chunks[item.index];
   item.warp = tid >> 5;

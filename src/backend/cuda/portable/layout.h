@@ -19,7 +19,7 @@ struct PreparedLayout {
   int64_t z = 0, p = 0, vectors = 0, gate_sums = 0, log2_decay = 0, norms = 0, bytes = 0;
 
   static PreparedLayout of(const Problem& problem, const Plan& plan) {
-    const int64_t values = plan.num_chunks * problem.heads_v;
+    const int64_t values = plan.capacity.chunks * problem.heads_v;
     PreparedLayout layout;
     BlockLayout block;
     layout.z = block.take(values * kSquare * 2);
@@ -27,7 +27,7 @@ struct PreparedLayout {
     layout.vectors = block.take(values * kVectors * 4);
     layout.gate_sums = block.take(values * kTileRows * 8);
     layout.log2_decay = block.take(values * 4);
-    layout.norms = block.take(plan.num_chunks * problem.heads_qk * 2 * kTileRows * 4);
+    layout.norms = block.take(plan.capacity.chunks * problem.heads_qk * 2 * kTileRows * 4);
     layout.bytes = block.bytes();
     return layout;
   }
@@ -47,13 +47,13 @@ struct BackwardScratch {
     BackwardScratch scratch;
     const int64_t slices = problem.heads_v >= 16 ? std::min<int64_t>(2, problem.heads_qk) : 1;
     scratch.key_heads = static_cast<int>((problem.heads_qk + slices - 1) / slices);
-    const int64_t values = plan.num_chunks * scratch.key_heads * problem.group();
+    const int64_t values = plan.capacity.chunks * scratch.key_heads * problem.group();
     BlockLayout block;
     scratch.states = block.take(values * problem.dim_k * problem.dim_v * 2);
     scratch.dstates = block.take(values * problem.dim_k * problem.dim_v * 2);
     scratch.e = block.take(values * kTileRows * problem.dim_v * 2);
-    scratch.sums =
-        block.take(plan.num_chunks * problem.heads_v * (problem.options.gate_in_kernel ? 8 : 0));
+    scratch.sums = block.take(plan.capacity.chunks * problem.heads_v *
+                              (problem.options.gate_in_kernel ? 8 : 0));
     scratch.bytes = block.bytes();
     return scratch;
   }

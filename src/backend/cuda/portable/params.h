@@ -42,6 +42,7 @@ struct Prepared {
 struct Shape {
   int heads_qk, heads_v, group;
   int head0, heads;  // value heads of this launch: [head0, head0 + heads)
+  const CountRow* counts;  // of this packing; grids are made for the capacity
   const SegmentRow* segments;
   const ChunkRow* chunks;
 };
@@ -65,6 +66,7 @@ struct WarmUp {
 struct ForwardWalkParams {
   Shape shape;
   const ItemRow* items;
+  const int64_t* num_items;
   int stages;  // of the load pipeline, 1..3
   RowView q, k, v;
   Prepared prepared;
@@ -86,6 +88,7 @@ struct ForwardWalkParams {
 struct BackwardWalkParams {
   Shape shape;
   const ItemRow* items;
+  const int64_t* num_items;
   int stages;
   RowView q, k;
   ElementView d_o;  // null data: 0

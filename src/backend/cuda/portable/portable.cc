@@ -9,6 +9,7 @@
 #include "backend/cuda/common/fold.h"
 #include "backend/cuda/common/launch.h"
 #include "backend/cuda/common/tables.h"
+#include "backend/cuda/common/upload.h"
 #include "backend/cuda/common/views.h"
 #include "backend/cuda/portable/kernels.h"
 #include "backend/cuda/portable/layout.h"
@@ -62,6 +63,7 @@ class StageCall {
     s.group = s.heads_v / s.heads_qk;
     s.head0 = head0;
     s.heads = heads;
+    s.counts = counts();
     s.segments = at<SegmentRow>(args.resident, resident.segments);
     s.chunks = at<ChunkRow>(args.resident, resident.chunks);
     return s;
@@ -76,39 +78,55 @@ class StageCall {
     call.stream = args.stream;
     return call;
   }
-  const ItemRow* items(int64_t offset) const { return at<ItemRow>(args.resident, offset); }
+  const CountRow* counts() const { return at<CountRow>(args.resident, resident.counts); }
   float* table(Table which) const {
     return static_cast<float*>(args.tables[static_cast<int>(which)]);
   }
-  int64_t segments() const { return static_cast<int64_t>(args.plan.segments.size()); }
 
-  ForwardWalkParams forward(const Shape& s, int64_t item_offset, const TensorView& initial) const {
+  // Rows of an item table and how many there are.
+  struct Items {
+    const ItemRow* rows;
+    const int64_t* count;
+  };
+  Items run_items() const {
+    return {at<ItemRow>(args.resident, resident.run), &counts()->segments};
+  }
+  Items exit_items() const {
+    return {at<ItemRow>(args.resident, resident.exits), &counts()->exits};
+  }
+  Items entry_items() const {
+    return {at<ItemRow>(args.resident, resident.entries), &counts()->entries};
+  }
+
+  ForwardWalkParams forward(const Shape& s, Items items, const TensorView& initial) const {
     ForwardWalkParams p{};
     p.shape = s;
-    p.items = items(item_offset);
+    p.items = items.rows;
+    p.num_items = items.count;
     p.q = row_view(args.in.q);
     p.k = row_view(args.in.k);
     p.v = row_view(args.in.v);
     p.prepared = prepared;
     p.initial_state = state_view(initial);
-    p.entry_slots = args.plan.entry_slots;
-    p.exit_slots = args.plan.exit_slots;
-    p.map_slots = args.plan.map_slots;
+    p.entry_slots = args.plan.capacity.entry_slots;
+    p.exit_slots = args.plan.capacity.exit_slots;
+    p.map_slots = args.plan.capacity.map_slots;
     p.warm_up.log2_bound = warm_up_bound();
     return p;
   }
-  BackwardWalkParams backward(const Shape& s, int64_t item_offset, const BackwardArgs& call) const {
+  BackwardWalkParams backward(const Shape& s, Items items, const BackwardArgs& call) const {
     BackwardWalkParams p{};
     p.shape = s;
-    p.items = items(item_offset);
+    p.items = items.rows;
+    p.num_items = items.count;
     p.q = row_view(args.in.q);
     p.k = row_view(args.in.k);
     p.d_o = element_view(call.d_o);
     p.prepared = prepared;
     p.activation = activation_of(args.problem, args.in);
     p.dfinal_state = state_view(call.dfinal_state);
-    p.entry_slots = args.plan.entry_slots;
-    p.exit_slots = args.plan.exit_slots;
+    p.entry_slots = args.plan.capacity.entry_slots;
+    p.exit_slots = args.plan.capacity.exit_slots;
     p.warm_up.log2_bound = warm_up_bound();
     return p;
   }
@@ -178,12 +196,7 @@ class CudaPortableBackend final : public Backend {
   }
   int64_t resident_bytes(const Plan& plan) const override { return ResidentLayout::of(plan).bytes; }
   Status upload(const Plan& plan, void* resident, Stream stream) const override {
-    const std::vector<unsigned char> image = resident_image(plan);
-    if (image.empty()) return Status::ok();
-    // From pageable memory: returns once `image` has been read.
-    return check(cudaMemcpyAsync(resident, image.data(), image.size(), cudaMemcpyHostToDevice,
-                                 to_cuda(stream)),
-                 "upload of the plan's tables");
+    return upload_image(resident_image(plan), resident, stream);
   }
 
   Status prepare(const StageArgs& args) const override {
@@ -198,15 +211,16 @@ class CudaPortableBackend final : public Backend {
     p.out = call.prepared;
     p.scale = static_cast<float>(args.problem.scale());
     p.l2norm = args.problem.options.qk_l2norm;
-    return launch_prepare(call.kernel(args.plan.num_chunks), p);
+    return launch_prepare(call.kernel(args.plan.capacity.chunks), p);
   }
 
   Status summarize(const StageArgs& args, const TensorView& initial_state) const override {
     const StageCall call(args);
-    ForwardWalkParams p = call.forward(call.shape(), call.resident.exits, initial_state);
+    ForwardWalkParams p = call.forward(call.shape(), call.exit_items(), initial_state);
     p.part = call.table(Table::kPart);
     p.map = call.table(Table::kMap);
-    return launch_forward_summary(call.kernel(args.plan.exit_slots + args.plan.map_slots), p);
+    return launch_forward_summary(
+        call.kernel(args.plan.capacity.exit_slots + args.plan.capacity.map_slots), p);
   }
 
   Status fold(const StageArgs& args, const FoldProgram& program) const override {
@@ -217,20 +231,20 @@ class CudaPortableBackend final : public Backend {
   Status run(const StageArgs& args, const TensorView& initial_state, const TensorView& o,
              const TensorView& final_state) const override {
     const StageCall call(args);
-    ForwardWalkParams p = call.forward(call.shape(), call.resident.run, initial_state);
+    ForwardWalkParams p = call.forward(call.shape(), call.run_items(), initial_state);
     p.entry = call.table(Table::kBoundary);
     p.o = element_view(o);
     p.final_state = state_view(final_state);
-    GDN_RETURN_IF_ERROR(launch_forward_run(call.kernel(call.segments()), p));
+    GDN_RETURN_IF_ERROR(launch_forward_run(call.kernel(call.args.plan.capacity.segments), p));
     GDN_RETURN_IF_ERROR(copy_empty_documents(args, initial_state, final_state));
-    return zero_rows(o, args.plan.local_tokens, args.stream);
+    return zero_slack(args, o);
   }
 
   Status summarize_backward(const StageArgs& args, const BackwardArgs& call_args) const override {
     const StageCall call(args);
-    BackwardWalkParams p = call.backward(call.shape(), call.resident.entries, call_args);
+    BackwardWalkParams p = call.backward(call.shape(), call.entry_items(), call_args);
     p.part = call.table(Table::kPart);
-    return launch_backward_summary(call.kernel(args.plan.entry_slots), p);
+    return launch_backward_summary(call.kernel(args.plan.capacity.entry_slots), p);
   }
 
   Status run_backward(const StageArgs& args, const BackwardArgs& call_args,
@@ -252,7 +266,7 @@ class CudaPortableBackend final : public Backend {
         copy_empty_documents(args, call_args.dfinal_state, call_args.dinitial_state));
     for (const TensorView* view :
          {&call_args.dq, &call_args.dk, &call_args.dv, &call_args.dg, &call_args.dbeta}) {
-      GDN_RETURN_IF_ERROR(zero_rows(*view, args.plan.local_tokens, args.stream));
+      GDN_RETURN_IF_ERROR(zero_slack(args, *view));
     }
     return Status::ok();
   }
@@ -263,20 +277,22 @@ class CudaPortableBackend final : public Backend {
                                const BackwardScratch& scratch, const Shape& shape,
                                const void* entry) {
     const StageArgs& stage = call.args;
-    ForwardWalkParams states = call.forward(shape, call.resident.run, args.initial_state);
+    ForwardWalkParams states = call.forward(shape, call.run_items(), args.initial_state);
     states.entry = static_cast<const float*>(entry);
     states.states = at<uint16_t>(stage.scratch, scratch.states);
     states.e = at<uint16_t>(stage.scratch, scratch.e);
-    GDN_RETURN_IF_ERROR(launch_forward_states(call.kernel(call.segments()), states));
+    GDN_RETURN_IF_ERROR(
+        launch_forward_states(call.kernel(call.args.plan.capacity.segments), states));
 
-    BackwardWalkParams walk = call.backward(shape, call.resident.run, args);
+    BackwardWalkParams walk = call.backward(shape, call.run_items(), args);
     walk.exit = call.table(Table::kBoundary);
     walk.e = states.e;
     walk.dstates = at<uint16_t>(stage.scratch, scratch.dstates);
     walk.dv = element_view(args.dv);
     walk.dbeta = scalar_view(args.dbeta);
     walk.dinitial_state = state_view(args.dinitial_state);
-    GDN_RETURN_IF_ERROR(launch_backward_gradients(call.kernel(call.segments()), walk));
+    GDN_RETURN_IF_ERROR(
+        launch_backward_gradients(call.kernel(call.args.plan.capacity.segments), walk));
 
     GradientParams p{};
     p.shape = shape;
@@ -297,7 +313,7 @@ class CudaPortableBackend final : public Backend {
         stage.problem.options.gate_in_kernel ? at<float2>(stage.scratch, scratch.sums) : nullptr;
     p.scale = static_cast<float>(stage.problem.scale());
     p.l2norm = stage.problem.options.qk_l2norm;
-    return launch_gradients(call.kernel(stage.plan.num_chunks), p);
+    return launch_gradients(call.kernel(stage.plan.capacity.chunks), p);
   }
 };
 

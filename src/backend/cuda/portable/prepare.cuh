@@ -267,6 +267,7 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_kernel(const PrepareP
   const int tid = static_cast<int>(threadIdx.x), warp = tid >> 5, lane = tid & 31;
   const int key_head = static_cast<int>(blockIdx.x) % p.shape.heads_qk;
   const int64_t index = static_cast<int64_t>(blockIdx.x) / p.shape.heads_qk;
+  if (index >= p.shape.counts->chunks) return;
   const ChunkRow chunk = p.shape.chunks[index];
 
   unsigned char* tiles = shared + Shared::kUnion;

@@ -42,11 +42,10 @@ struct ResidentTables {
     const Grid grid = Grid::of(plan);
     const int64_t heads_k = plan.options.heads_v / grid.group;
     // A hand-over makes one piece more, and every lane group but the last can end in one.
-    const int64_t run_pieces =
-        static_cast<int64_t>(plan.segments.size()) * heads_k + grid.lane_groups;
-    const int64_t summary_pieces = (plan.exit_slots + plan.map_slots) * heads_k;
+    const int64_t run_pieces = plan.capacity.segments * heads_k + grid.lane_groups;
+    const int64_t summary_pieces = (plan.capacity.exit_slots + plan.capacity.map_slots) * heads_k;
     const int64_t begin_bytes = (grid.lane_groups + 1) * static_cast<int64_t>(sizeof(int32_t));
-    const int64_t reverse_summary_pieces = plan.entry_slots * heads_k;
+    const int64_t reverse_summary_pieces = plan.capacity.entry_slots * heads_k;
     ResidentTables tables;
     BlockLayout block;
     const auto take = [&](int64_t pieces, int64_t* table, int64_t* begin) {
@@ -67,14 +66,14 @@ struct PreparedLayout {
   int64_t tiles = 0, gates = 0, norms = 0, flags = 0, num_flags = 0, bytes = 0;
 
   static PreparedLayout of(const Problem& problem, const Plan& plan) {
-    const int64_t values = plan.num_chunks * problem.heads_v;
+    const int64_t values = plan.capacity.chunks * problem.heads_v;
     PreparedLayout layout;
     BlockLayout block;
     const Grid grid = Grid::of(plan);
     layout.num_flags = 2 * grid.blocks() + grid.lane_groups * (grid.group - 1);
     layout.tiles = block.take(values * kRecordElements * 2);
     layout.gates = block.take(values * 2 * kChunkTokens * 4);
-    layout.norms = block.take(plan.num_chunks * problem.heads_qk * 2 * kChunkTokens * 4);
+    layout.norms = block.take(plan.capacity.chunks * problem.heads_qk * 2 * kChunkTokens * 4);
     layout.flags = block.take(layout.num_flags * 4);
     layout.bytes = block.bytes();
     return layout;
@@ -95,7 +94,7 @@ struct BackwardScratch {
   int64_t states = 0, e = 0, sums = 0, bytes = 0;
 
   static BackwardScratch of(const Problem& problem, const Plan& plan) {
-    const int64_t values = plan.num_chunks * problem.heads_v;
+    const int64_t values = plan.capacity.chunks * problem.heads_v;
     BackwardScratch scratch;
     BlockLayout block;
     block.take(hand_over_bytes(plan));

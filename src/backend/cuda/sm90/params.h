@@ -39,7 +39,8 @@ struct PrepareParams {
   float* gates;                  // [C, HV, 2, 64]
   float* norms;                  // [C, H, 2, 64]
   int* flags;                    // set to 0
-  int64_t num_chunks;
+  const int64_t* num_chunks;     // of this packing
+  int64_t max_chunks;            // of the capacity
   int num_flags;
   int heads_k;
   int heads_v;

@@ -453,14 +453,15 @@ __global__ void __launch_bounds__(kThreads, 6)
   const int key_head = static_cast<int>(blockIdx.x % p.heads_k);
   const int group = p.heads_v / p.heads_k;
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  if (blockIdx.x == 0) {
+    for (int i = threadIdx.x; i < p.num_flags; i += kThreads) p.flags[i] = 0;
+  }
+  if (chunk_index >= *p.num_chunks) return;
   const cuda::ChunkRow chunk = p.chunks[chunk_index];
   const int64_t first_record = chunk_index * p.heads_v + key_head * group;
   Slot& slot = s.slot[warp];
 
   load_keys(p, chunk, key_head, s);
-  if (blockIdx.x == 0) {
-    for (int i = threadIdx.x; i < p.num_flags; i += kThreads) p.flags[i] = 0;
-  }
   if (warp < group) {
     load_gates(p, chunk, first_record + warp, key_head * group + warp, lane, slot);
   }
@@ -503,7 +504,7 @@ __global__ void __launch_bounds__(kThreads, 6)
 }  // namespace
 
 Status launch_prepare(const PrepareParams& params, Stream stream) {
-  const cuda::LaunchShape shape{.blocks = params.num_chunks * params.heads_k,
+  const cuda::LaunchShape shape{.blocks = params.max_chunks * params.heads_k,
                                 .threads = kThreads,
                                 .shared_bytes = sizeof(Shared)};
   return cuda::launch("k_prepare_sm90", prepare_kernel, shape, stream, params);

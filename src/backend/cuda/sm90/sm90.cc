@@ -9,6 +9,7 @@
 
 #include "backend/cuda/common/fold.h"
 #include "backend/cuda/common/launch.h"
+#include "backend/cuda/common/upload.h"
 #include "backend/cuda/common/views.h"
 #include "backend/cuda/portable/portable.h"
 #include "backend/cuda/sm90/layout.h"
@@ -141,7 +142,7 @@ Status walk_params(const StageArgs& args, const TensorView& v, const TensorView&
   p->flags = at<int>(args.prepared, prepared.flags);
   p->hand_over = static_cast<float*>(args.scratch);
   p->initial_state = cuda::state_view(initial_state);
-  p->map_slots = args.plan.map_slots;
+  p->map_slots = args.plan.capacity.map_slots;
   p->log2_bound = warm_up_bound();
   p->heads_k = static_cast<int>(problem.heads_qk);
   p->heads_v = static_cast<int>(problem.heads_v);
@@ -183,7 +184,7 @@ Status aligned_d_o(const StageArgs& args, const BackwardArgs& call, TensorView* 
     return Status::ok();
   }
   *d_o = call.dv;
-  return cuda::copy_rows(call.d_o, call.dv, args.plan.local_tokens, args.stream);
+  return cuda::copy_rows(args, call.d_o, call.dv);
 }
 
 class CudaSm90Backend final : public Backend {
@@ -255,14 +256,11 @@ class CudaSm90Backend final : public Backend {
     put(tables.reverse_begin, reverse.piece_begin);
     put(tables.reverse_summary, reverse_summary.pieces);
     put(tables.reverse_summary_begin, reverse_summary.piece_begin);
-    // From pageable memory: returns once `image` has been read.
-    return cuda::check(cudaMemcpyAsync(resident, image.data(), image.size(), cudaMemcpyHostToDevice,
-                                       cuda::to_cuda(stream)),
-                       "upload of the plan's tables");
+    return cuda::upload_image(image, resident, stream);
   }
 
   Status prepare(const StageArgs& args) const override {
-    if (args.plan.num_chunks == 0) return Status::ok();
+    if (args.plan.capacity.chunks == 0) return Status::ok();
     const cuda::DeviceGuard guard(args.problem.device.index);
     const PreparedLayout layout = PreparedLayout::of(args.problem, args.plan);
     PrepareParams p{};
@@ -273,12 +271,14 @@ class CudaSm90Backend final : public Backend {
     p.g = cuda::scalar_view(args.in.g);
     p.beta = cuda::scalar_view(args.in.beta);
     p.activation = activation_of(args.problem, args.in);
-    p.chunks = at<cuda::ChunkRow>(args.resident, cuda::ResidentLayout::of(args.plan).chunks);
+    const cuda::ResidentLayout common = cuda::ResidentLayout::of(args.plan);
+    p.chunks = at<cuda::ChunkRow>(args.resident, common.chunks);
+    p.num_chunks = &at<cuda::CountRow>(args.resident, common.counts)->chunks;
     p.tiles = at<__nv_bfloat16>(args.prepared, layout.tiles);
     p.gates = at<float>(args.prepared, layout.gates);
     p.norms = at<float>(args.prepared, layout.norms);
     p.flags = at<int>(args.prepared, layout.flags);
-    p.num_chunks = args.plan.num_chunks;
+    p.max_chunks = args.plan.capacity.chunks;
     p.num_flags = static_cast<int>(layout.num_flags);
     p.heads_k = static_cast<int>(args.problem.heads_qk);
     p.heads_v = static_cast<int>(args.problem.heads_v);
@@ -288,14 +288,14 @@ class CudaSm90Backend final : public Backend {
   }
 
   Status summarize(const StageArgs& args, const TensorView& initial_state) const override {
-    if (args.plan.exit_slots == 0) return Status::ok();
+    if (args.plan.capacity.exit_slots == 0) return Status::ok();
     const cuda::DeviceGuard guard(args.problem.device.index);
     const ResidentTables tables = ResidentTables::of(args.plan);
     WalkParams p{};
     GDN_RETURN_IF_ERROR(walk_params(args, args.in.v, initial_state, &p));
     set_pieces(args, tables.summary, tables.summary_begin, &p);
     p.leave_table = table(args, Table::kPart);
-    p.leave_slots = args.plan.exit_slots;
+    p.leave_slots = args.plan.capacity.exit_slots;
     p.map_table = table(args, Table::kMap);
     return launch_summary(p, blocks_of(args), args.stream);
   }
@@ -308,7 +308,7 @@ class CudaSm90Backend final : public Backend {
   Status run(const StageArgs& args, const TensorView& initial_state, const TensorView& o,
              const TensorView& final_state) const override {
     const cuda::DeviceGuard guard(args.problem.device.index);
-    if (args.plan.num_chunks > 0) {
+    if (args.plan.capacity.chunks > 0) {
       GDN_RETURN_IF_ERROR(check_rows("o", o));
       WalkParams p{};
       GDN_RETURN_IF_ERROR(run_params(args, initial_state, table(args, Table::kBoundary), &p));
@@ -319,11 +319,11 @@ class CudaSm90Backend final : public Backend {
       GDN_RETURN_IF_ERROR(launch_walk(p, blocks_of(args), args.stream));
     }
     GDN_RETURN_IF_ERROR(cuda::copy_empty_documents(args, initial_state, final_state));
-    return cuda::zero_rows(o, args.plan.local_tokens, args.stream);
+    return cuda::zero_slack(args, o);
   }
 
   Status summarize_backward(const StageArgs& args, const BackwardArgs& call) const override {
-    if (args.plan.entry_slots == 0) return Status::ok();
+    if (args.plan.capacity.entry_slots == 0) return Status::ok();
     const cuda::DeviceGuard guard(args.problem.device.index);
     const ResidentTables tables = ResidentTables::of(args.plan);
     TensorView d_o;
@@ -332,17 +332,17 @@ class CudaSm90Backend final : public Backend {
     GDN_RETURN_IF_ERROR(walk_params(args, d_o, call.dfinal_state, &p));
     set_pieces(args, tables.reverse_summary, tables.reverse_summary_begin, &p);
     p.leave_table = table(args, Table::kPart);
-    p.leave_slots = args.plan.entry_slots;
+    p.leave_slots = args.plan.capacity.entry_slots;
     return launch_reverse_summary(p, blocks_of(args), args.stream);
   }
 
   Status run_backward(const StageArgs& args, const BackwardArgs& call,
                       const void* entry) const override {
     const cuda::DeviceGuard guard(args.problem.device.index);
-    if (args.plan.num_chunks > 0) GDN_RETURN_IF_ERROR(walk_backward(args, call, entry));
+    if (args.plan.capacity.chunks > 0) GDN_RETURN_IF_ERROR(walk_backward(args, call, entry));
     GDN_RETURN_IF_ERROR(cuda::copy_empty_documents(args, call.dfinal_state, call.dinitial_state));
     for (const TensorView* view : {&call.dq, &call.dk, &call.dv, &call.dg, &call.dbeta}) {
-      GDN_RETURN_IF_ERROR(cuda::zero_rows(*view, args.plan.local_tokens, args.stream));
+      GDN_RETURN_IF_ERROR(cuda::zero_slack(args, *view));
     }
     return Status::ok();
   }
@@ -355,7 +355,7 @@ class CudaSm90Backend final : public Backend {
     GDN_RETURN_IF_ERROR(walk_params(args, args.in.v, initial_state, p));
     set_pieces(args, tables.run, tables.run_begin, p);
     p->enter_table = entry;
-    p->enter_slots = args.plan.entry_slots;
+    p->enter_slots = args.plan.capacity.entry_slots;
     return Status::ok();
   }
 
@@ -384,7 +384,7 @@ class CudaSm90Backend final : public Backend {
     walk.o_stride = token_stride(call.dv);
     walk.final_state = cuda::state_view(call.dinitial_state);
     walk.enter_table = table(args, Table::kBoundary);
-    walk.enter_slots = args.plan.exit_slots;
+    walk.enter_slots = args.plan.capacity.exit_slots;
     walk.states = states.states;
     walk.e = states.e;
     p.g = cuda::scalar_view(args.in.g);

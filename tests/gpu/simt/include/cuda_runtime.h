@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "simt/engine.h"
 
@@ -18,6 +20,7 @@
 #define __launch_bounds__(...)
 #define threadIdx (::simt::thread_index())
 #define blockIdx (::simt::block_index())
+#define gridDim (::simt::grid_size())
 
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -49,7 +52,7 @@ T __shfl_down_sync(unsigned, T value, int by) {
 }
 inline unsigned __ballot_sync(unsigned, bool predicate) { return simt::ballot(predicate); }
 
-enum cudaError_t { cudaSuccess = 0 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorStreamCaptureUnsupported = 900 };
 using cudaStream_t = void*;
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDefault };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
@@ -80,8 +83,11 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index
                  "SIMT emulator"};
   return cudaSuccess;
 }
+// A copy from the host within a capture would be noted with its address, to be read at each replay:
+// nothing here does that.
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                                    cudaStream_t = nullptr) {
+  if (simt::machine().capture != nullptr) return cudaErrorStreamCaptureUnsupported;
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
@@ -105,3 +111,58 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemc
   return std::memcpy(to, from, bytes), cudaSuccess;
 }
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+
+// Page-locked memory, events that have always passed, and where a pointer is.
+inline constexpr unsigned cudaHostAllocDefault = 0, cudaEventDisableTiming = 2;
+using cudaEvent_t = void*;
+struct cudaPointerAttributes {
+  int device;
+};
+inline cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
+  return *pointer = std::malloc(bytes), cudaSuccess;
+}
+inline cudaError_t cudaFreeHost(void* pointer) { return std::free(pointer), cudaSuccess; }
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  return *event = nullptr, cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void*) {
+  return attributes->device = simt::machine().device, cudaSuccess;
+}
+
+// Streams and graphs: a graph is the list of its launches.
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+inline constexpr unsigned cudaStreamNonBlocking = 1;
+using cudaGraph_t = std::vector<simt::Launch>*;
+using cudaGraphExec_t = std::vector<simt::Launch>*;
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  return *stream = nullptr, cudaSuccess;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = simt::machine().capture != nullptr ? cudaStreamCaptureStatusActive
+                                               : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+  return simt::machine().capture = new std::vector<simt::Launch>, cudaSuccess;
+}
+inline cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
+  *graph = std::exchange(simt::machine().capture, nullptr);
+  return cudaSuccess;
+}
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph,
+                                        unsigned long long) {
+  return *exec = new std::vector<simt::Launch>(*graph), cudaSuccess;
+}
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
+  for (const simt::Launch& one : *exec) {
+    if (!simt::launch(one)) return cudaErrorStreamCaptureUnsupported;
+  }
+  return cudaSuccess;
+}
+inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return delete exec, cudaSuccess; }
