@@ -5,7 +5,7 @@ file(MAKE_DIRECTORY ${work}/user)
 file(COPY ${SOURCE}/examples/minimal.cc DESTINATION ${work}/user)
 file(WRITE ${work}/user/CMakeLists.txt "
 cmake_minimum_required(VERSION 3.25)
-project(user LANGUAGES CXX)
+project(user LANGUAGES C CXX)
 set(CMAKE_CXX_STANDARD 20)
 find_package(gdn REQUIRED)
 add_executable(minimal minimal.cc)
