@@ -27,6 +27,8 @@ class Command {
   virtual CLI::App* add_to(CLI::App& app) = 0;
   // The exit status, or an error for the user.
   virtual Result<int> run() = 0;
+  // Is the error that run() gave for this process to say? Many processes may share one.
+  virtual bool speaks_of(const Status& error) const { return true; }
 };
 
 std::unique_ptr<Command> make_info();

@@ -63,7 +63,9 @@ int run(int argc, char** argv) {
     if (!entries[i]->parsed()) continue;
     const gdn::Result<int> code = commands[i]->run();
     if (code) return *code;
-    print_note(entries[i]->get_name() + ": " + code.status().message());
+    if (commands[i]->speaks_of(code.status())) {
+      print_note(entries[i]->get_name() + ": " + code.status().message());
+    }
   }
   return kBadUse;
 }

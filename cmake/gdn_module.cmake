@@ -87,9 +87,13 @@ function(gdn_mpi_test name world target)
   add_test(NAME ${name}
     COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${world} ${GDN_MPIEXEC_FLAGS}
             $<TARGET_FILE:${target}> ${ARGN})
-  # Containers often forbid reading another process's memory, and tests run several jobs at once.
+  gdn_mpi_properties(${name})
+endfunction()
+
+# Containers often forbid reading another process's memory; ranks are many and cores few.
+function(gdn_mpi_properties name)
   set_tests_properties(${name} PROPERTIES TIMEOUT 300 LABELS mpi PROCESSORS 2
-    ENVIRONMENT "OMPI_MCA_btl_vader_single_copy_mechanism=none")
+    ENVIRONMENT "OMPI_MCA_btl_vader_single_copy_mechanism=none;GDN_NUM_THREADS=1")
 endfunction()
 
 function(gdn_library)

@@ -208,6 +208,15 @@ TEST(Ranks, OneRanksBadArgumentIsEverybodysError) {
       refused = Context::make(partition, *communicators[rank], differing);
       ASSERT_FALSE(refused);
       EXPECT_EQ(refused.status().code(), ErrorCode::kInvalidArgument);
+      EXPECT_EQ(refused.status().message(),
+                "options (norm, gate, sigmoid, negative eigenvalues): differs between rank 0 and "
+                "rank 2");
+      differing = problem;
+      if (rank > 0) differing.operand = DType::kBFloat16;
+      refused = Context::make(partition, *communicators[rank], differing);
+      ASSERT_FALSE(refused);
+      EXPECT_EQ(refused.status().message(),
+                "dtype of q, k, v: differs between rank 0 and rank 1, 2");
 
       auto context = Context::make(partition, *communicators[rank], problem);
       ASSERT_TRUE(context) << context.status().message();

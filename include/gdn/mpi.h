@@ -10,9 +10,6 @@
 
 namespace gdn {
 
-// Was this process started by an MPI launcher (mpirun, srun with PMI)? Starts nothing.
-bool launched_by_mpi();
-
 // MPI_Init_thread where nobody has called it yet. All MPI calls come from the caller's thread.
 Status start_mpi();
 

@@ -10,7 +10,6 @@
 #include <mpi.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -337,14 +336,6 @@ class MpiCommunicator final : public Communicator {
 };
 
 }  // namespace
-
-bool launched_by_mpi() {
-  // OpenMPI's mpirun, PMIx launchers, MPICH's and Slurm's PMI.
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}) {
-    if (std::getenv(name) != nullptr) return true;
-  }
-  return false;
-}
 
 Status start_mpi() {
   int already = 0;
