@@ -76,7 +76,10 @@ Result<BatchResult> run_batch(const Batch& batch, const RunOptions& options, Com
     states = empty_states(batch);
     return run_rank(batch, options, partition, comm, place, part, states);
   });
-  GDN_RETURN_IF_ERROR(host.agree(ran));
+  // What failed on this rank, or on all alike, is in its own words already.
+  const Status all_ran = host.agree(ran);
+  GDN_RETURN_IF_ERROR(ran);
+  GDN_RETURN_IF_ERROR(all_ran);
 
   // Everybody's part to rank 0.
   std::vector<int64_t> send_bytes(host.size(), 0), recv_bytes(host.size(), 0);
