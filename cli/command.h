@@ -37,6 +37,7 @@ std::unique_ptr<Command> make_make();
 std::unique_ptr<Command> make_run();
 std::unique_ptr<Command> make_check();
 std::unique_ptr<Command> make_bench();
+std::unique_ptr<Command> make_simulate();
 
 // Rows of equal length; columns are aligned, to the right but for the first `left` and the last
 // where it is a remark.

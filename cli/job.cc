@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #ifdef GDN_WITH_MPI
@@ -40,7 +41,7 @@ void Job::add_to(CLI::App& app) {
       "[default: auto]");
   app.add_option("--timeout", timeout_,
                  "seconds that a process waits for the others before it gives up [default: 300]")
-      ->check(CLI::PositiveNumber);
+      ->check(number(1e-3));
 }
 
 Status Job::note(Status status) {
@@ -72,7 +73,8 @@ Status Job::join(PartitionOptions& partition) {
   }
   GDN_RETURN_IF_ERROR(start_mpi());
   mpi_started_ = true;
-  const auto timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_ * 1e3));
+  const auto timeout =
+      std::chrono::milliseconds(static_cast<int64_t>(std::min(timeout_, 1e9) * 1e3));
   auto made = make_mpi_communicator(nullptr, timeout);
   if (!made) return note(made.status());
   host_ = std::move(*made);
