@@ -37,7 +37,7 @@ void Job::add_to(CLI::App& app) {
   app.add_option(
       "--comm", comm_name_,
       "how ranks talk: threads of this process; mpi, each process of an mpirun one rank; "
-      "nccl, the same with one GPU each; auto, mpi under mpirun, else threads "
+      "nccl, threads or processes with one GPU each; auto, mpi under mpirun, else threads "
       "[default: auto]");
   app.add_option("--timeout", timeout_,
                  "seconds that a process waits for the others before it gives up [default: 300]")
@@ -60,17 +60,7 @@ Job::~Job() {
   if (mpi_started_) finish_mpi(kBadUse, /*abandon=*/!failure_);
 }
 
-Status Job::join(PartitionOptions& partition) {
-  const bool mpirun = started_by_mpirun();
-  if (comm_name_ != "auto" && comm_name_ != "threads" && comm_name_ != "mpi" &&
-      comm_name_ != "nccl") {
-    return invalid(
-        fmt::format("--comm: expected auto, threads, mpi or nccl, got '{}'", comm_name_));
-  }
-  if (comm_name_ == "threads" || (comm_name_ == "auto" && !mpirun)) {
-    return mpirun ? invalid("--comm threads: expected one process, got many under mpirun")
-                  : Status::ok();
-  }
+Status Job::join_processes(PartitionOptions& partition) {
   GDN_RETURN_IF_ERROR(start_mpi());
   mpi_started_ = true;
   const auto timeout =
@@ -83,7 +73,7 @@ Status Job::join(PartitionOptions& partition) {
                                      host_->size(), partition.world_size)));
   }
   partition.world_size = host_->size();
-  if (comm_name_ != "nccl") return agree(Status::ok());
+  if (!over_nccl()) return agree(Status::ok());
 
   const int devices = cuda_devices();
   auto place = make_cuda_place(devices > 0 ? local_rank(host_->rank()) % devices : 0);
@@ -99,20 +89,31 @@ Status Job::join(PartitionOptions& partition) {
 
 Job::~Job() = default;
 
-Status Job::join(PartitionOptions&) {
-  if (comm_name_ != "auto" && comm_name_ != "threads") {
-    return {
-        ErrorCode::kUnsupported,
-        fmt::format("--comm {}: this build has no MPI (GDN_MPI=ON where it is found)", comm_name_)};
-  }
-  if (!started_by_mpirun()) return Status::ok();
-  return {ErrorCode::kUnsupported, "mpirun: this build has no MPI (GDN_MPI=ON where it is found)"};
+Status Job::join_processes(PartitionOptions&) {
+  return {ErrorCode::kUnsupported,
+          "mpirun, --comm mpi: this build has no MPI (GDN_MPI=ON where it is found)"};
 }
 
 #endif
 
-Result<BatchResult> Job::run(const Batch& batch, const RunOptions& options) {
-  if (!many_processes()) return run_batch(batch, options);
+Status Job::join(PartitionOptions& partition) {
+  const bool mpirun = started_by_mpirun();
+  const auto is = [&](const char* name) { return comm_name_ == name; };
+  if (!is("auto") && !is("threads") && !is("mpi") && !is("nccl")) {
+    return invalid(
+        fmt::format("--comm: expected auto, threads, mpi or nccl, got '{}'", comm_name_));
+  }
+  if (is("threads") && mpirun) {
+    return invalid("--comm threads: expected one process, got many under mpirun");
+  }
+  return mpirun || is("mpi") ? join_processes(partition) : Status::ok();
+}
+
+Result<BatchResult> Job::run(const Batch& batch, RunOptions options) {
+  if (!many_processes()) {
+    if (over_nccl()) options.place = make_cuda_place;
+    return run_batch(batch, options);
+  }
   if (options.world_size != host_->size()) {
     return agree(invalid(fmt::format("--fragments: expected {} ranks, as mpirun started, got {}",
                                      host_->size(), options.world_size)));

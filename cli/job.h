@@ -34,13 +34,15 @@ class Job {
   // The same error on every rank where any has one.
   Status agree(const Status& local);
   // Rank 0's process gets the results, the others the backend's name.
-  Result<BatchResult> run(const Batch& batch, const RunOptions& options);
+  Result<BatchResult> run(const Batch& batch, RunOptions options);
 
+  bool over_nccl() const { return comm_name_ == "nccl"; }
   // Of the processes; null without any. comm() is what tensors travel over, host() for the rest.
   Communicator* comm() const { return nccl_ ? nccl_.get() : host_.get(); }
   Communicator* host() const { return host_.get(); }
 
  private:
+  Status join_processes(PartitionOptions& partition);
   Status note(Status status);  // remembers that a peer failed
 
   std::string comm_name_ = "auto";

@@ -18,6 +18,17 @@ std::vector<std::unique_ptr<Communicator>> make_communicators(int world_size) {
   return one;
 }
 
+// One rank at options.place over NCCL. Its states are its own, since it fetches whole tables.
+Status run_at_place(const Batch& batch, const RunOptions& options, const Partition& partition,
+                    Communicator& host, RankPart& part, BatchResult& states) {
+  const auto place = options.place(host.rank());
+  GDN_RETURN_IF_ERROR(host.agree(place.status()));
+  const auto nccl = make_nccl_communicator(host);
+  if (!nccl) return nccl.status();
+  states = empty_states(batch);
+  return run_rank(batch, options, partition, **nccl, **place, part, states);
+}
+
 }  // namespace
 
 Result<BatchResult> run_batch(const Batch& batch, const RunOptions& options) {
@@ -28,6 +39,7 @@ Result<BatchResult> run_batch(const Batch& batch, const RunOptions& options) {
   BatchResult result = empty_result(batch);
   std::vector<RankPart> parts;
   for (int r = 0; r < world_size; ++r) parts.push_back(take_part(batch, partition, r));
+  std::vector<BatchResult> states(world_size);
   std::vector<Status> statuses(world_size);
   auto communicators = make_communicators(world_size);
   {
@@ -36,6 +48,10 @@ Result<BatchResult> run_batch(const Batch& batch, const RunOptions& options) {
       try {
         threads.emplace_back([&, r] {
           statuses[r] = guarded([&] {
+            if (options.place) {
+              return run_at_place(batch, options, partition, *communicators[r], parts[r],
+                                  states[r]);
+            }
             const auto place = make_host_place();
             return run_rank(batch, options, partition, *communicators[r], *place, parts[r], result);
           });
@@ -58,7 +74,13 @@ Result<BatchResult> run_batch(const Batch& batch, const RunOptions& options) {
   for (const Status& status : statuses) GDN_RETURN_IF_ERROR(status);
 
   result.backend = parts[0].result.backend;
-  for (int r = 0; r < world_size; ++r) merge(parts[r], r, result);
+  for (int r = 0; r < world_size; ++r) {
+    if (options.place) {
+      merge_packed(pack(parts[r], states[r], batch, partition, r), batch, partition, r, result);
+    } else {
+      merge(parts[r], r, result);
+    }
+  }
   zero_slack(partition, result);
   return result;
 }

@@ -3,6 +3,8 @@
 // number of bytes than its context's comm_bytes.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
 
 #include "check/batch.h"
@@ -17,6 +19,8 @@ struct RunOptions {
   std::vector<std::vector<Fragment>> fragments;  // with Layout::kExplicit
   ContextOptions context;                        // backend, tile, exchange policy
   bool keep_saved = true;                        // false: the backward recomputes
+  // Where each rank's thread runs, with boundary states over NCCL. Empty: host memory.
+  std::function<Result<std::unique_ptr<Place>>(int rank)> place;
 };
 
 // Ranks are threads of this process.
