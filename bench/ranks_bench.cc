@@ -37,7 +37,8 @@ constexpr int64_t kSampled = 8;  // one row in so many is compared
 struct Flags {
   int gpus = 2;
   bool norm = false;
-  std::string gates = "model", backend = "cuda-portable";
+  std::string gates = "model";
+  std::string backend;  // empty: the first that takes the shape
   int groups = 2, calls = 10;
   std::vector<std::string> letters;
 };
@@ -327,9 +328,10 @@ class Bench {
         continue;
       }
       const double fwd = median(arm->forward_ms), both = median(arm->both_ms);
-      std::printf("%s %-6s fwd %.3f (%.2fx)  fwd+bwd %.3f (%.2fx) ms; %s, %.1f MB sent\n",
+      std::printf("%s %-6s fwd %.3f (%.2fx)  fwd+bwd %.3f (%.2fx) ms; %s, %s, %.1f MB sent\n",
                   letter.c_str(), arm->name.c_str(), fwd, fwd1 / fwd, both, both1 / both,
-                  to_string(arm->context->plan().exchange), sent * 1e-6);
+                  arm->context->backend().name(), to_string(arm->context->plan().exchange),
+                  sent * 1e-6);
     }
     std::fflush(stdout);
   }
@@ -354,9 +356,9 @@ int rank_main(const Flags& flags, Communicator& host) {
   cudaDeviceProp properties;
   must(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
   if (host.rank() == 0) {
-    std::printf("%d x %s, %s, %s gates, %s, median of %d calls, slowest rank\n", host.size(),
-                properties.name, flags.backend.c_str(), flags.gates.c_str(),
-                flags.norm ? "norm inside" : "pre-norm", 2 * flags.groups * flags.calls);
+    std::printf("%d x %s, %s gates, %s, median of %d calls, slowest rank\n", host.size(),
+                properties.name, flags.gates.c_str(), flags.norm ? "norm inside" : "pre-norm",
+                2 * flags.groups * flags.calls);
   }
   Bench bench(flags, host);
   bool right = true;
