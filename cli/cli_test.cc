@@ -82,13 +82,13 @@ const char* const kSmall = "--docs 130,0,1,70 --heads 1,2 --dim 16 --dtype fp32"
 TEST_F(CliTest, HelpAndVersion) {
   EXPECT_EQ(gdn("--help").code, 0);
   EXPECT_EQ(gdn("--version").code, 0);
-  for (const char* command : {"info", "plan", "make", "run", "check", "bench"}) {
+  for (const char* command : {"info", "plan", "make", "run", "check", "bench", "simulate"}) {
     const Outcome help = gdn(std::string(command) + " --help");
     EXPECT_EQ(help.code, 0) << command;
     EXPECT_NE(help.out.find("Usage: gdn " + std::string(command)), std::string::npos) << help.out;
   }
   expect_refusal("", "A subcommand is required");
-  expect_refusal("fly", "expected one of info, plan, make, run, check, bench, got 'fly'");
+  expect_refusal("fly", "expected one of info, plan, make, run, check, bench, simulate, got 'fly'");
 }
 
 TEST_F(CliTest, Info) {
@@ -124,6 +124,20 @@ TEST_F(CliTest, Plan) {
   const Outcome drawn = gdn("plan --workload M --ranks 4 --layout zigzag --rank 2");
   EXPECT_EQ(drawn.code, 0);
   EXPECT_NE(drawn.out.find("rank 2 of 4"), std::string::npos) << drawn.out;
+
+  // The bytes of a plan are those of its row in the table over W.
+  const Json exchange = json("plan --workload M --ranks 3 --layout zigzag");
+  int64_t sent = 0;
+  for (const Json& rank : exchange["ranks"]) {
+    sent += rank["sent_bytes_forward"].get<int64_t>() + rank["sent_bytes_backward"].get<int64_t>();
+  }
+  ASSERT_EQ(exchange["exchange_by_ranks"].size(), 7u);
+  EXPECT_EQ(exchange["exchange_by_ranks"][1]["ranks"], 3);
+  EXPECT_EQ(exchange["exchange_by_ranks"][1]["picked"], exchange["exchange"]);
+  EXPECT_EQ(exchange["exchange"], "all-to-all");
+  EXPECT_EQ(exchange["exchange_by_ranks"][1]["all_to_all_bytes"], sent);
+  EXPECT_LE(exchange["all_to_all_from_ranks"].get<int>(), 3);
+  EXPECT_NE(drawn.out.find("the all-to-all moves fewer bytes from"), std::string::npos);
 
   expect_refusal("plan", "--docs LENGTHS or --workload LETTER");
   expect_refusal("plan --docs 5 --ranks 2 --rank 2", "--rank: expected 0 to 1, got 2");
@@ -205,6 +219,7 @@ TEST_F(CliTest, CheckWithoutAFile) {
             "reference");
   expect_refusal("check", "expected a file, --docs LENGTHS or --workload LETTER");
   expect_refusal("check x --docs 3", "excludes");
+  expect_refusal("check --docs 3 --comm pigeon", "--comm: expected auto, threads, mpi or nccl");
   expect_refusal("check --docs 3 --gates odd", "gates: expected one of model");
   expect_refusal("check --docs 3 --backend odd", "got 'odd'");
 }
@@ -477,6 +492,24 @@ TEST_F(CliTest, ClaimsThatNothingBacksAreRefused) {
                  "tokens in 1 document", limit);
   expect_refusal("check --docs 4 --heads 1,1000000 --dim 100000,1000000",
                  "operands and results of 4 tokens", limit);
+}
+
+TEST_F(CliTest, Simulate) {
+  const Json all = json("simulate");
+  ASSERT_EQ(all["workloads"].size(), 14u);
+  for (const Json& workload : all["workloads"]) {
+    ASSERT_EQ(workload["rows"].size(), 7u);
+    for (const Json& row : workload["rows"]) {
+      EXPECT_GT(row["zigzag"]["ms"].get<double>(), 0);
+      EXPECT_GT(row["head_split"]["ms"].get<double>(), 0);
+    }
+  }
+  const Json slow = json("simulate --workload H --ranks 2 --link-gbs 1 --link-us 0");
+  const Json& row = slow["workloads"][0]["rows"][1];
+  EXPECT_EQ(row["faster"], "kcp") << "tokens are many bytes, states few";
+  EXPECT_NE(gdn("simulate --workload M --ranks 8").out.find("kkkk"), std::string::npos);
+  expect_refusal("simulate --workload Q", "expected a letter from A to N, got 'Q'");
+  expect_refusal("simulate --rates cpu", "expected one of cuda-portable, cuda-sm90a, got 'cpu'");
 }
 
 TEST_F(CliTest, BadInputLeavesNoOutput) {

@@ -7,6 +7,7 @@
 #include "check/tensor_check.h"
 #include "command.h"
 #include "input.h"
+#include "job.h"
 #include "progress.h"
 
 namespace gdn::cli {
@@ -74,6 +75,7 @@ class Check : public Command {
         "exit status 1 if a bar is missed");
     input_.add_to(*sub, true);
     partition_.add_to(*sub);
+    job_.add_to(*sub);
     engine_.add_to(*sub);
     sub->option_defaults()->group("Options");
     sub->add_option(
@@ -88,17 +90,19 @@ class Check : public Command {
   }
 
   Result<int> run() override {
+    GDN_RETURN_IF_ERROR(job_.join(partition_));
     RunOptions options;
-    GDN_RETURN_IF_ERROR(partition_.apply(options));
-    GDN_RETURN_IF_ERROR(engine_.apply(options));
+    GDN_RETURN_IF_ERROR(job_.agree(partition_.apply(options)));
+    GDN_RETURN_IF_ERROR(job_.agree(engine_.apply(options)));
     const Result<Batch> batch = input_.load();
-    if (!batch) return batch.status();
+    GDN_RETURN_IF_ERROR(job_.agree(batch.status()));
     const Result<Partition> partition = partition_.partition(batch->cu_seqlens);
-    if (!partition) return partition.status();
+    GDN_RETURN_IF_ERROR(job_.agree(partition.status()));
 
     Progress progress("checking", one_rank_ ? 3 : 2);
-    const Result<BatchResult> result = run_batch(*batch, options);
+    const Result<BatchResult> result = job_.run(*batch, options);
     if (!result) return result.status();
+    if (!job_.speaks()) return kSuccess;  // rank 0 compares
     progress.advance();
     RunOptions exact;
     exact.context.backend = "reference";
@@ -155,7 +159,10 @@ class Check : public Command {
     return passed ? kSuccess : kCheckFailed;
   }
 
+  bool speaks_of(const Status& error) const override { return job_.speaks_of(error); }
+
  private:
+  Job job_;
   Input input_;
   PartitionOptions partition_;
   EngineOptions engine_;

@@ -7,6 +7,7 @@
 #include <climits>
 
 #include "command.h"
+#include "exchange_table.h"
 #include "gdn/backend.h"
 #include "gdn/plan.h"
 #include "io/batch_file.h"
@@ -162,6 +163,12 @@ class PlanCommand : public Command {
     if (!plan) return plan.status();
     print_line(draw(partition, terminal_width()));
     if (rank_) print_line(describe(*plan));
+    if (partition.world_size() > 1 && partition.layout() != Layout::kExplicit) {
+      const auto rows = exchange_rows(partition.cu_seqlens(), partition.layout(),
+                                      partition.world_size(), options);
+      if (!rows) return rows.status();
+      print_line(text_of(*rows));
+    }
     return kSuccess;
   }
 
@@ -183,6 +190,13 @@ class PlanCommand : public Command {
       out["exchange_reason"] = plan->exchange_reason;
     }
     out["ranks"] = std::move(ranks);
+    if (partition.world_size() > 1 && partition.layout() != Layout::kExplicit) {
+      const auto rows = exchange_rows(partition.cu_seqlens(), partition.layout(),
+                                      partition.world_size(), options);
+      if (!rows) return rows.status();
+      out["exchange_by_ranks"] = json_of(*rows);
+      out["all_to_all_from_ranks"] = crossover(*rows);
+    }
     print_json(out);
     return kSuccess;
   }

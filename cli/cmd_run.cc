@@ -1,10 +1,11 @@
-// gdn run: operands of a file over W in-process ranks, results into another file.
+// gdn run: operands of a file over W ranks, results into another file.
 #include <fmt/format.h>
 
 #include "command.h"
 #include "input.h"
 #include "io/batch_file.h"
 #include "io/file.h"
+#include "job.h"
 #include "progress.h"
 
 namespace gdn::cli {
@@ -25,23 +26,28 @@ class Run : public Command {
         ->required();
     sub->add_flag("--no-final-state", no_final_state_, "leave final_state out");
     partition_.add_to(*sub);
+    job_.add_to(*sub);
     engine_.add_to(*sub);
     sub->footer("Example: gdn run batch.safetensors -o out.safetensors --ranks 3 --layout zigzag");
     return sub;
   }
 
   Result<int> run() override {
+    GDN_RETURN_IF_ERROR(job_.join(partition_));
     RunOptions options;
-    GDN_RETURN_IF_ERROR(partition_.apply(options));
-    GDN_RETURN_IF_ERROR(engine_.apply(options));
-    GDN_RETURN_IF_ERROR(check_output(output_, {&input_.path(), 1}));
+    GDN_RETURN_IF_ERROR(job_.agree(partition_.apply(options)));
+    GDN_RETURN_IF_ERROR(job_.agree(engine_.apply(options)));
+    // Rank 0's process writes the file.
+    GDN_RETURN_IF_ERROR(
+        job_.agree(job_.speaks() ? check_output(output_, {&input_.path(), 1}) : Status::ok()));
     const Result<Batch> batch = input_.load();
-    if (!batch) return batch.status();
+    GDN_RETURN_IF_ERROR(job_.agree(batch.status()));
     Result<BatchResult> result = [&] {
       const Progress progress(fmt::format("running on {} ranks", options.world_size));
-      return run_batch(*batch, options);
+      return job_.run(*batch, options);
     }();
     if (!result) return result.status();
+    if (!job_.speaks()) return kSuccess;
     if (no_final_state_) result->final_state = {};
     {
       const Progress progress("writing " + output_);
@@ -57,7 +63,10 @@ class Run : public Command {
     return kSuccess;
   }
 
+  bool speaks_of(const Status& error) const override { return job_.speaks_of(error); }
+
  private:
+  Job job_;
   Input input_;
   PartitionOptions partition_;
   EngineOptions engine_;

@@ -27,6 +27,8 @@ class Command {
   virtual CLI::App* add_to(CLI::App& app) = 0;
   // The exit status, or an error for the user.
   virtual Result<int> run() = 0;
+  // Is the error that run() gave for this process to say? Many processes may share one.
+  virtual bool speaks_of(const Status& error) const { return true; }
 };
 
 std::unique_ptr<Command> make_info();
@@ -35,6 +37,7 @@ std::unique_ptr<Command> make_make();
 std::unique_ptr<Command> make_run();
 std::unique_ptr<Command> make_check();
 std::unique_ptr<Command> make_bench();
+std::unique_ptr<Command> make_simulate();
 
 // Rows of equal length; columns are aligned, to the right but for the first `left` and the last
 // where it is a remark.

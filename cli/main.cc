@@ -23,7 +23,8 @@ std::string failure(const CLI::App* app, const CLI::Error& error) {
 
 int run(int argc, char** argv) {
   CLI::App app{
-      "Gated DeltaNet on packed documents over ranks: plan, make data, run, check and time.",
+      "Gated DeltaNet on packed documents over ranks: plan, make data, run, check, time and "
+      "predict.",
       "gdn"};
   app.footer(
       "gdn SUBCOMMAND --help lists its options. A first look: gdn check --docs 300,212 --ranks 2\n"
@@ -35,7 +36,8 @@ int run(int argc, char** argv) {
   app.formatter(std::make_shared<HelpFormatter>());  // before the subcommands, which inherit it
 
   std::vector<std::unique_ptr<Command>> commands;
-  for (auto* make : {make_info, make_plan, make_make, make_run, make_check, make_bench}) {
+  for (auto* make :
+       {make_info, make_plan, make_make, make_run, make_check, make_bench, make_simulate}) {
     commands.push_back(make());
   }
   std::vector<CLI::App*> entries;
@@ -63,7 +65,9 @@ int run(int argc, char** argv) {
     if (!entries[i]->parsed()) continue;
     const gdn::Result<int> code = commands[i]->run();
     if (code) return *code;
-    print_note(entries[i]->get_name() + ": " + code.status().message());
+    if (commands[i]->speaks_of(code.status())) {
+      print_note(entries[i]->get_name() + ": " + code.status().message());
+    }
   }
   return kBadUse;
 }

@@ -3,6 +3,7 @@
 #                                                   target and label "sanitized" unless HOST_ONLY
 #                                                   (spawns programs) or LABELS long; with LABELS
 #                                                   threaded also of target and label "threaded"
+# gdn_mpi_test(NAME W TARGET args...)               TARGET as W processes of one mpirun; on few cores too
 # gdn_carry(TARGET)                                 with GDN_STATIC: the target's folder is all that
 #                                                   another machine needs beside libc
 # gdn_library()                                     target gdn: all modules so far in one archive; target
@@ -19,6 +20,9 @@ set(GDN_FMT fmt::fmt-header-only)
 if(GDN_SANITIZE)
   set(GDN_FMT fmt::fmt)
 endif()
+
+set(GDN_MPIEXEC_FLAGS --oversubscribe --allow-run-as-root --bind-to none CACHE STRING
+    "How tests start more MPI processes than cores (OpenMPI)")
 
 set_property(GLOBAL PROPERTY GDN_MODULES "")
 
@@ -79,6 +83,19 @@ function(gdn_test name)
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
 endfunction()
 
+function(gdn_mpi_test name world target)
+  add_test(NAME ${name}
+    COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${world} ${GDN_MPIEXEC_FLAGS}
+            $<TARGET_FILE:${target}> ${ARGN})
+  gdn_mpi_properties(${name})
+endfunction()
+
+# Containers often forbid reading another process's memory; ranks are many and cores few.
+function(gdn_mpi_properties name)
+  set_tests_properties(${name} PROPERTIES TIMEOUT 300 LABELS mpi PROCESSORS 2
+    ENVIRONMENT "OMPI_MCA_btl_vader_single_copy_mechanism=none;GDN_NUM_THREADS=1")
+endfunction()
+
 function(gdn_library)
   get_property(modules GLOBAL PROPERTY GDN_MODULES)
   set(objects "")
@@ -90,14 +107,14 @@ function(gdn_library)
   add_library(gdn::gdn ALIAS gdn)
   target_include_directories(gdn INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                            $<INSTALL_INTERFACE:include>)
-  target_link_libraries(gdn PUBLIC Threads::Threads hwy::hwy)
+  target_link_libraries(gdn PUBLIC Threads::Threads hwy::hwy ${CMAKE_DL_LIBS})
   if(GDN_CUDA)
     target_link_libraries(gdn PUBLIC CUDA::cudart_static)
   endif()
   set_target_properties(gdn PROPERTIES LINKER_LANGUAGE CXX)
 
   add_library(gdn_c SHARED ${objects})
-  target_link_libraries(gdn_c PRIVATE Threads::Threads hwy::hwy)
+  target_link_libraries(gdn_c PRIVATE Threads::Threads hwy::hwy ${CMAKE_DL_LIBS})
   if(GDN_CUDA)
     target_link_libraries(gdn_c PRIVATE CUDA::cudart_static)
   endif()

@@ -3,6 +3,10 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 install(TARGETS gdn EXPORT gdn-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(GDN_WITH_MPI)
+  install(TARGETS gdn_mpi EXPORT gdn-mpi-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(EXPORT gdn-mpi-targets NAMESPACE gdn:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/gdn)
+endif()
 install(DIRECTORY include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT gdn-targets NAMESPACE gdn:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/gdn)
 configure_package_config_file(cmake/gdn-config.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/gdn-config.cmake

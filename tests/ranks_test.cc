@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <thread>
 
 #include "check/run_batch.h"
@@ -208,6 +209,15 @@ TEST(Ranks, OneRanksBadArgumentIsEverybodysError) {
       refused = Context::make(partition, *communicators[rank], differing);
       ASSERT_FALSE(refused);
       EXPECT_EQ(refused.status().code(), ErrorCode::kInvalidArgument);
+      EXPECT_EQ(refused.status().message(),
+                "options (norm, gate, sigmoid, negative eigenvalues): differs between rank 0 and "
+                "rank 2");
+      differing = problem;
+      if (rank > 0) differing.operand = DType::kBFloat16;
+      refused = Context::make(partition, *communicators[rank], differing);
+      ASSERT_FALSE(refused);
+      EXPECT_EQ(refused.status().message(),
+                "dtype of q, k, v: differs between rank 0 and rank 1, 2");
 
       auto context = Context::make(partition, *communicators[rank], problem);
       ASSERT_TRUE(context) << context.status().message();
@@ -228,6 +238,28 @@ TEST(Ranks, OneRanksBadArgumentIsEverybodysError) {
       status = forward(*context, args, memory);
       EXPECT_TRUE(status) << status.message();
     });
+  }
+}
+
+// The same bits over NCCL's calls (a stand-in of the library on host memory).
+TEST(Ranks, NcclRanksEqualThreadRanksBitwise) {
+  ::setenv("GDN_NCCL_LIBRARY", FAKE_NCCL, 1);
+  const Batch batch = *make_batch(small_spec("cpu", DType::kBFloat16));
+  for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kZigzagPerDocument}) {
+    for (auto policy : {ExchangePolicy::kAllGather, ExchangePolicy::kAllToAll}) {
+      RunOptions options = options_for({"cpu", DType::kBFloat16, layout, 3});
+      options.context.exchange = policy;
+      const BatchResult want = must_run(batch, options);
+      options.place = [](int) -> Result<std::unique_ptr<Place>> { return make_host_place(); };
+      expect_bitwise_equal(must_run(batch, options), want);
+      options.place = [](int rank) -> Result<std::unique_ptr<Place>> {
+        if (rank == 1) return Status(ErrorCode::kDevice, "no such device");
+        return make_host_place();
+      };
+      const auto refused = run_batch(batch, options);
+      ASSERT_FALSE(refused);
+      EXPECT_EQ(refused.status().message(), "rank 1: no such device");
+    }
   }
 }
 

@@ -1,5 +1,5 @@
 // How ranks talk: the few collectives that context parallelism needs. Implementations: single
-// (W = 1), in-process threads; the caller may bring its own.
+// (W = 1), in-process threads, NCCL, MPI (gdn/mpi.h); the caller may bring its own.
 #pragma once
 
 #include <atomic>
@@ -55,5 +55,18 @@ std::unique_ptr<Communicator> make_single_communicator();
 // memory. `timeout`: how long a collective waits for the others.
 std::vector<std::unique_ptr<Communicator>> make_thread_communicators(
     int world_size, std::chrono::milliseconds timeout = std::chrono::minutes(5));
+
+// A rank of the caller's ncclComm_t, which outlives it. Serves memory of that communicator's
+// device; work is enqueued on the stream of each call and the host waits for nothing. NCCL itself
+// cannot compare counts or errors without a synchronisation: with `host`, a communicator of the
+// same ranks that serves host memory (it outlives this one), agree() and agree_on() go through
+// that; without, they return what this rank knows. kUnsupported where this process finds no
+// libnccl.so.2.
+Result<std::unique_ptr<Communicator>> make_nccl_communicator(void* nccl_comm,
+                                                             Communicator* host = nullptr);
+
+// The same over a new ncclComm_t of host's ranks, each on its thread's current device. The unique
+// id travels through `host`. Every rank calls this; an error on one is an error on all.
+Result<std::unique_ptr<Communicator>> make_nccl_communicator(Communicator& host);
 
 }  // namespace gdn

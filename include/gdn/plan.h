@@ -185,6 +185,9 @@ struct Plan {
 
   ExchangeKind exchange = ExchangeKind::kNone;
   std::string exchange_reason;  // bytes of both kinds, one sentence
+  // What all ranks together would hand to others in both directions, whichever kind is picked.
+  int64_t all_gather_elements = 0;
+  int64_t all_to_all_elements = 0;
   ExchangePass forward;
   ExchangePass backward;
 

@@ -1,10 +1,14 @@
-// Runs a batch over W in-process ranks and gathers global results: the vehicle of tests, the
-// command and benchmarks.
+// Runs a batch over W ranks, of this process or one of many, and gathers global results: the
+// vehicle of tests, the command and benchmarks. A run also fails if a rank handed others another
+// number of bytes than its context's comm_bytes.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
 
 #include "check/batch.h"
+#include "check/place.h"
 #include "gdn/gdn.h"
 
 namespace gdn {
@@ -19,8 +23,17 @@ struct RunOptions {
   // end without tokens are left out of its partition.
   std::vector<int64_t> made_with;
   bool keep_saved = true;                        // false: the backward recomputes
+  // Where each rank's thread runs, with boundary states over NCCL. Empty: host memory.
+  std::function<Result<std::unique_ptr<Place>>(int rank)> place;
 };
 
+// Ranks are threads of this process.
 Result<BatchResult> run_batch(const Batch& batch, const RunOptions& options);
+
+// This process is one rank of `comm`, at `place`; all ranks have the same batch and options. Rank 0
+// gets the results, through `host`, which serves host memory (it may be `comm` itself); the others
+// get only the backend's name. An error on one rank is an error on all.
+Result<BatchResult> run_batch(const Batch& batch, const RunOptions& options, Communicator& comm,
+                              Communicator& host, Place& place);
 
 }  // namespace gdn

@@ -12,33 +12,28 @@
 #include <map>
 #include <mutex>
 
+#include "comm/offer.h"
 #include "gdn/communicator.h"
 
 namespace gdn {
 namespace {
 
-struct Offer {
-  const char* what = "";  // the collective's name: all ranks must call the same one
-  const std::byte* send = nullptr;
-  std::vector<int64_t> send_bytes;  // for each peer
-  std::vector<int64_t> recv_bytes;  // from each peer
-  Status status;
-  uint64_t digest = 0;
-};
-
 class Hub {
  public:
   Hub(int size, std::chrono::milliseconds timeout)
-      : size_(size), timeout_(timeout), offers_(size), gone_(size, false) {}
+      : size_(size), timeout_(timeout), offers_(size), sends_(size), gone_(size, false) {}
 
   int size() const { return size_; }
   // Read by all ranks between the two meetings of a collective.
-  const Offer& offer(int rank) const { return offers_[rank]; }
+  std::span<const Offer> offers() const { return offers_; }
+  const std::byte* send(int rank) const { return sends_[rank]; }
 
-  Status publish_and_meet(int rank, uint64_t meeting, Offer offer) {
+  Status publish_and_meet(int rank, uint64_t meeting, Offer offer,
+                          const std::byte* send = nullptr) {
     {
       std::lock_guard lock(mutex_);
       offers_[rank] = std::move(offer);
+      sends_[rank] = send;
     }
     return meet(rank, meeting, /*check_offers=*/true);
   }
@@ -51,7 +46,7 @@ class Hub {
     ++meeting.seen;
     if (!meeting.over) {
       if (complete(meeting)) {
-        finish(meeting, check_offers ? contradiction() : Status::ok());
+        finish(meeting, check_offers ? fit(offers_) : Status::ok());
       } else {
         const bool came = changed_.wait_for(
             lock, timeout_, [&] { return meeting.over || missing_left(meeting) >= 0; });
@@ -106,30 +101,12 @@ class Hub {
             fmt::format("rank {} did not arrive within {} ms", ranks, timeout_.count())};
   }
 
-  // The offers of one collective must fit each other. Called with all of them published.
-  Status contradiction() const {
-    for (int r = 0; r < size_; ++r) {
-      if (std::strcmp(offers_[r].what, offers_[0].what) != 0) {
-        return {ErrorCode::kPeerFailed, fmt::format("rank 0 calls {}, rank {} calls {}",
-                                                    offers_[0].what, r, offers_[r].what)};
-      }
-      for (int p = 0; p < size_; ++p) {
-        if (offers_[r].send_bytes[p] != offers_[p].recv_bytes[r]) {
-          return {ErrorCode::kPeerFailed,
-                  fmt::format("{}: rank {} sends {} bytes to rank {}, which expects {}",
-                              offers_[0].what, r, offers_[r].send_bytes[p], p,
-                              offers_[p].recv_bytes[r])};
-        }
-      }
-    }
-    return Status::ok();
-  }
-
   const int size_;
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Offer> offers_;
+  std::vector<const std::byte*> sends_;  // where each rank's blocks lie
   std::vector<bool> gone_;
   std::map<uint64_t, Meeting> meetings_;
 };
@@ -145,81 +122,54 @@ class ThreadCommunicator final : public Communicator {
 
   Status all_to_all(const void* send, std::span<const int64_t> send_bytes, void* recv,
                     std::span<const int64_t> recv_bytes, Stream) override {
-    Offer offer = empty_offer("all_to_all");
-    offer.send = static_cast<const std::byte*>(send);
-    offer.send_bytes.assign(send_bytes.begin(), send_bytes.end());
-    offer.recv_bytes.assign(recv_bytes.begin(), recv_bytes.end());
-    return exchange(std::move(offer), recv, [&](const Offer& from) {
-      int64_t at = 0;
-      for (int p = 0; p < rank_; ++p) at += from.send_bytes[p];
-      return at;
-    });
+    return exchange(offer_blocks("all_to_all", size(), send_bytes, recv_bytes), send, recv,
+                    [&](const Offer& from) {
+                      int64_t at = 0;
+                      for (int p = 0; p < rank_; ++p) at += from.send_bytes[p];
+                      return at;
+                    });
   }
 
   Status all_gather(const void* send, void* recv, std::span<const int64_t> bytes, Stream) override {
-    Offer offer = empty_offer("all_gather");
-    offer.send = static_cast<const std::byte*>(send);
-    offer.send_bytes.assign(size(), static_cast<int>(bytes.size()) == size() ? bytes[rank_] : -1);
-    offer.recv_bytes.assign(bytes.begin(), bytes.end());
-    return exchange(std::move(offer), recv, [](const Offer&) { return int64_t{0}; });
+    const bool fits = static_cast<int>(bytes.size()) == size();
+    const std::vector<int64_t> same(size(), fits ? bytes[rank_] : 0);
+    return exchange(offer_blocks("all_gather", size(), same, bytes), send, recv,
+                    [](const Offer&) { return int64_t{0}; });
   }
 
   Status agree(const Status& local) override {
-    Offer offer = empty_offer("agree");
+    Offer offer = offer_of("agree", size());
     offer.status = local;
     GDN_RETURN_IF_ERROR(hub_->publish_and_meet(rank_, meeting_++, std::move(offer)));
-    Status worst;
-    for (int r = 0; r < size() && worst; ++r) {
-      const Status& status = hub_->offer(r).status;
-      if (!status) worst = {status.code(), fmt::format("rank {}: {}", r, status.message())};
-    }
+    const Status error = first_error(hub_->offers());
     GDN_RETURN_IF_ERROR(hub_->meet(rank_, meeting_++));
-    return worst;
+    return error;
   }
 
   Status agree_on(uint64_t digest, const std::string& what) override {
-    Offer offer = empty_offer("agree_on");
+    Offer offer = offer_of("agree_on", size());
     offer.digest = digest;
     GDN_RETURN_IF_ERROR(hub_->publish_and_meet(rank_, meeting_++, std::move(offer)));
-    std::string differing;
-    for (int r = 1; r < size(); ++r) {
-      if (hub_->offer(r).digest != hub_->offer(0).digest) {
-        differing += fmt::format("{}{}", differing.empty() ? "" : ", ", r);
-      }
-    }
+    const Status differing = same_digest(hub_->offers(), what);
     GDN_RETURN_IF_ERROR(hub_->meet(rank_, meeting_++));
-    if (differing.empty()) return Status::ok();
-    return {ErrorCode::kInvalidArgument,
-            fmt::format("{}: differs between rank 0 and rank {}", what, differing)};
+    return differing;
   }
 
  private:
-  Offer empty_offer(const char* what) const {
-    Offer offer;
-    offer.what = what;
-    offer.send_bytes.assign(size(), 0);
-    offer.recv_bytes.assign(size(), 0);
-    return offer;
-  }
-
   // `block_at(offer)`: where in that rank's send memory this rank's block begins.
   template <typename BlockAt>
-  Status exchange(Offer offer, void* recv, BlockAt block_at) {
-    if (static_cast<int>(offer.send_bytes.size()) != size() ||
-        static_cast<int>(offer.recv_bytes.size()) != size()) {
-      // Meet all the same, with counts that cannot fit: everybody gets the error.
-      offer.send_bytes.assign(size(), -1);
-      offer.recv_bytes.assign(size(), 0);
-    }
-    const std::vector<int64_t> send_bytes = offer.send_bytes;
-    GDN_RETURN_IF_ERROR(hub_->publish_and_meet(rank_, meeting_++, std::move(offer)));
+  Status exchange(Offer offer, const void* send, void* recv, BlockAt block_at) {
+    GDN_RETURN_IF_ERROR(hub_->publish_and_meet(rank_, meeting_++, std::move(offer),
+                                               static_cast<const std::byte*>(send)));
     std::byte* out = static_cast<std::byte*>(recv);
     for (int r = 0; r < size(); ++r) {
-      const Offer& from = hub_->offer(r);
+      const Offer& from = hub_->offers()[r];
       const int64_t bytes = from.send_bytes[rank_];
-      if (bytes > 0) std::memcpy(out, from.send + block_at(from), static_cast<size_t>(bytes));
+      if (bytes > 0) {
+        std::memcpy(out, hub_->send(r) + block_at(from), static_cast<size_t>(bytes));
+      }
       out += bytes;
-      if (r != rank_) bytes_sent_ += send_bytes[r];
+      if (r != rank_) bytes_sent_ += hub_->offers()[rank_].send_bytes[r];
     }
     return hub_->meet(rank_, meeting_++);
   }

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <bit>
+#include <initializer_list>
+#include <vector>
 
 #include "base/thread_pool.h"
 #include "driver/memory_map.h"
@@ -31,14 +33,52 @@ class Digest {
   uint64_t hash_ = 0xcbf29ce484222325u;
 };
 
-// What all ranks must have in common beside the partition; the local row count may differ.
-uint64_t call_digest(const Problem& p, const ContextOptions& options) {
+// What all ranks must have in common beside the partition, in parts that an error can name; the
+// local row count may differ.
+struct CommonPart {
+  const char* what;
+  uint64_t digest;
+};
+
+std::vector<CommonPart> common_parts(const Problem& p, const ContextOptions& options) {
+  const auto of = [](std::initializer_list<uint64_t> values) {
+    Digest digest;
+    for (const uint64_t value : values) digest << value;
+    return digest.value();
+  };
+  const Options& o = p.options;
+  return {
+      {"heads (H, HV)", of({uint64_t(p.heads_qk), uint64_t(p.heads_v)})},
+      {"dims (K, V)", of({uint64_t(p.dim_k), uint64_t(p.dim_v)})},
+      {"dtype of q, k, v", of({uint64_t(p.operand)})},
+      {"scale", of({std::bit_cast<uint64_t>(p.scale())})},
+      {"options (norm, gate, sigmoid, negative eigenvalues)",
+       of({o.qk_l2norm, o.gate_in_kernel, o.beta_sigmoid, o.allow_neg_eigval})},
+      {"tile", of({uint64_t(options.tile)})},
+      {"exchange policy", of({uint64_t(options.exchange)})},
+      {"capacity", of({uint64_t(options.max_tokens), uint64_t(options.max_fragments)})},
+  };
+}
+
+uint64_t common_digest(const Partition& partition, const std::vector<CommonPart>& parts) {
   Digest digest;
-  digest << p.heads_qk << p.heads_v << p.dim_k << p.dim_v << uint64_t(p.operand)
-         << std::bit_cast<uint64_t>(p.scale()) << p.options.qk_l2norm << p.options.gate_in_kernel
-         << p.options.beta_sigmoid << p.options.allow_neg_eigval << options.tile
-         << uint64_t(options.exchange) << options.max_tokens << options.max_fragments;
+  digest << partition.digest();
+  for (const CommonPart& part : parts) digest << part.digest;
   return digest.value();
+}
+
+// One collective where all agree; where not, all ranks know, and find the part that differs.
+Status agree_on_common(const Partition& partition, const Problem& problem,
+                       const ContextOptions& options, Communicator& communicator) {
+  const std::vector<CommonPart> parts = common_parts(problem, options);
+  const Status same =
+      communicator.agree_on(common_digest(partition, parts), "partition or options of the call");
+  if (same || same.code() != ErrorCode::kInvalidArgument) return same;
+  GDN_RETURN_IF_ERROR(communicator.agree_on(partition.digest(), "partition"));
+  for (const CommonPart& part : parts) {
+    GDN_RETURN_IF_ERROR(communicator.agree_on(part.digest, part.what));
+  }
+  return same;
 }
 
 }  // namespace
@@ -96,14 +136,12 @@ Result<Context> Context::make(const Partition& partition, Communicator& communic
   }
   auto made = make_local(partition, communicator.rank(), problem, options);
   GDN_RETURN_IF_ERROR(communicator.agree(made.status()));
-  GDN_RETURN_IF_ERROR(communicator.agree_on(partition.digest(), "partition"));
-  GDN_RETURN_IF_ERROR(communicator.agree_on(call_digest(problem, options),
-                                            "heads, dims, dtype or options of the call"));
+  GDN_RETURN_IF_ERROR(agree_on_common(partition, problem, options, communicator));
   return Context(partition, &communicator, problem, options, *made);
 }
 
 uint64_t Context::digest() const {
-  return (Digest() << partition_.digest() << call_digest(problem_, options_)).value();
+  return common_digest(partition_, common_parts(problem_, options_));
 }
 
 int64_t Context::resident_bytes() const { return backend_->resident_bytes(*plan_); }

@@ -241,6 +241,8 @@ void choose_exchange(const UnitTable& units, Plan& plan) {
   }
   const int64_t gather = total_moved(units, plan, ExchangeKind::kAllGather);
   const int64_t a2a = total_moved(units, plan, ExchangeKind::kAllToAll);
+  plan.all_gather_elements = gather;
+  plan.all_to_all_elements = a2a;
   const char* why = "forced";
   switch (plan.options.exchange) {
     case ExchangePolicy::kAllGather:
