@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <new>
 #include <thread>
 
@@ -116,7 +117,12 @@ int fork_ranks(int world_size, const std::function<int(Communicator& host)>& bod
     const pid_t child = ::fork();
     if (child == 0) {
       ForkCommunicator host(*shared, slots, rank, world_size);
-      const int code = body(host);
+      int code = 1;
+      try {
+        code = body(host);
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+      }
       std::fflush(nullptr);
       ::_exit(code);
     }

@@ -359,6 +359,7 @@ int rank_main(const Flags& flags, Communicator& host) {
     std::printf("%d x %s, %s gates, %s, median of %d calls, slowest rank\n", host.size(),
                 properties.name, flags.gates.c_str(), flags.norm ? "norm inside" : "pre-norm",
                 2 * flags.groups * flags.calls);
+    std::fflush(stdout);
   }
   Bench bench(flags, host);
   bool right = true;

@@ -22,14 +22,6 @@ bool started_by_mpirun() {
   return false;
 }
 
-// This process's number on its host, or `rank` where the launcher does not say.
-int local_rank(int rank) {
-  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}) {
-    if (const char* text = std::getenv(name)) return std::atoi(text);
-  }
-  return rank;
-}
-
 }  // namespace
 
 void Job::add_to(CLI::App& app) {
@@ -52,6 +44,18 @@ Status Job::note(Status status) {
 Status Job::agree(const Status& local) { return host_ ? note(host_->agree(local)) : local; }
 
 #ifdef GDN_WITH_MPI
+
+namespace {
+
+// This process's number on its host, or `rank` where the launcher does not say.
+int local_rank(int rank) {
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}) {
+    if (const char* text = std::getenv(name)) return std::atoi(text);
+  }
+  return rank;
+}
+
+}  // namespace
 
 Job::~Job() {
   nccl_.reset();

@@ -340,6 +340,11 @@ class CudaSm90Backend final : public Backend {
                       const void* entry) const override {
     const cuda::DeviceGuard guard(args.problem.device.index);
     if (args.plan.capacity.chunks > 0) GDN_RETURN_IF_ERROR(walk_backward(args, call, entry));
+    if (args.problem.options.gate_in_kernel) {
+      const int64_t sums = BackwardScratch::of(args.problem, args.plan).sums;
+      GDN_RETURN_IF_ERROR(cuda::sum_over_chunks(args, at<float2>(args.scratch, sums), call.dA_log,
+                                                call.ddt_bias));
+    }
     GDN_RETURN_IF_ERROR(cuda::copy_empty_documents(args, call.dfinal_state, call.dinitial_state));
     for (const TensorView* view : {&call.dq, &call.dk, &call.dv, &call.dg, &call.dbeta}) {
       GDN_RETURN_IF_ERROR(cuda::zero_slack(args, *view));
@@ -395,14 +400,12 @@ class CudaSm90Backend final : public Backend {
     p.d_k = cuda::element_view(call.dk);
     p.d_g = cuda::scalar_view(call.dg);
     p.d_beta = cuda::scalar_view(call.dbeta);
-    const bool sums = problem.options.gate_in_kernel;
-    p.sums = sums ? at<float2>(args.scratch, scratch.sums) : nullptr;
+    p.sums = problem.options.gate_in_kernel ? at<float2>(args.scratch, scratch.sums) : nullptr;
     p.row_counters = at<int>(args.prepared, row_counters_offset(problem, args.plan));
     const double scale = problem.scale();
     p.inverse_scale = scale != 0.0 ? static_cast<float>(1.0 / scale) : 0.0f;
     p.l2norm = problem.options.qk_l2norm;
-    GDN_RETURN_IF_ERROR(launch_backward(p, blocks_of(args), args.stream));
-    return sums ? cuda::sum_over_chunks(args, p.sums, call.dA_log, call.ddt_bias) : Status::ok();
+    return launch_backward(p, blocks_of(args), args.stream);
   }
 };
 
