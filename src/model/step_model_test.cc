@@ -124,10 +124,10 @@ TEST(StepModel, ReproducesMeasuredRunsOfOneGpu) {
   for (const Measured& run : {Measured{"cuda-portable", m, 16, 48, 1.435, 6.233},
                               Measured{"cuda-portable", n, 2, 6, 0.211, 0.722},
                               Measured{"cuda-portable", d, 16, 48, 0, 53.5},  // forward not noted
-                              Measured{"cuda-sm90a", m, 16, 48, 0.534, 6.87},
-                              Measured{"cuda-sm90a", n, 2, 6, 0.120, 0.655},
-                              Measured{"cuda-sm90a", h, 16, 48, 2.193, 22.2},
-                              Measured{"cuda-sm90a", d, 16, 48, 4.077, 49.9}}) {
+                              Measured{"cuda-sm90a", m, 16, 48, 0.569, 3.22},
+                              Measured{"cuda-sm90a", n, 2, 6, 0.123, 0.558},
+                              Measured{"cuda-sm90a", h, 16, 48, 2.46, 12.5},
+                              Measured{"cuda-sm90a", d, 16, 48, 4.72, 23.4}}) {
     const auto step = kcp_step({run.documents, run.heads_qk, run.heads_v, 128, 128}, 1,
                                Layout::kContiguous, *find_rates(run.rates), Network{});
     ASSERT_TRUE(step);
