@@ -18,11 +18,11 @@
 
 #include "backend/cuda/common/tables.h"
 #include "backend/cuda/common/types.h"
+#include "backend/cuda/sm90/pieces.h"
 
 namespace gdn::sm90 {
 
 inline constexpr int kDim = 128;
-inline constexpr int kChunkTokens = 64;
 inline constexpr int kRecordElements =
     36 * 64;  // of a tile: the 8 x 8 blocks on and below the diagonal
 
@@ -47,30 +47,6 @@ struct PrepareParams {
   float scale;
   bool l2norm;
 };
-
-// Where a walk's state comes from or goes to.
-enum class StateKind : int32_t {
-  kNone,      // enters: zero; leaves: dropped
-  kIdentity,  // enters: the walk of a map, with v = 0; leaves: map table slot `index`
-  kDocument,  // initial_state or final_state row `index`
-  kSlot,      // boundary table slot `index`
-  kHandOver,  // another block of this launch, hand-over buffer `index`
-};
-
-// A run of chunks of one key head, walked by G blocks, one per value head of the group.
-struct WalkPiece {
-  int64_t row;          // first local row
-  int32_t first_chunk;  // its chunk record
-  int32_t chunks;       // > 0
-  int32_t tokens;       // of all its chunks; only the last chunk may be short
-  int32_t key_head;
-  StateKind enter;
-  int32_t enter_index;
-  StateKind leave;
-  int32_t leave_index;
-  int32_t padding[2];
-};
-static_assert(sizeof(WalkPiece) == 48);
 
 struct WalkParams {
   CUtensorMap q;  // [T, H, 128] as tensor_map.h describes

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "backend/cuda/sm90/params.h"
+#include "backend/cuda/sm90/pieces.h"
 
 namespace gdn::sm90 {
 

@@ -12,9 +12,9 @@
 #include "backend/cuda/common/upload.h"
 #include "backend/cuda/common/views.h"
 #include "backend/cuda/portable/portable.h"
+#include "backend/cuda/sm90/chains.h"
 #include "backend/cuda/sm90/layout.h"
 #include "backend/cuda/sm90/prepare.h"
-#include "backend/cuda/sm90/schedule.h"
 #include "backend/cuda/sm90/tensor_map.h"
 #include "backend/cuda/sm90/walk.h"
 
@@ -31,74 +31,6 @@ constexpr int kSharedBytes = 227 * 1024;  // what a walk's block uses, nearly
 // longer than that does not hold such a pack up, so it is left whole.
 constexpr int64_t kPackChunks = 448;
 constexpr int64_t kLeastChunks = 32;
-
-std::vector<Chain> run_chains(const Plan& plan) {
-  std::vector<Chain> chains;
-  for (const Segment& s : plan.segments) {
-    Chain c{.row = s.row, .first_chunk = s.first_chunk, .tokens = s.length};
-    c.enter = s.starts_document() ? StateKind::kDocument : StateKind::kSlot;
-    c.enter_index = s.starts_document() ? s.doc : s.entry_slot;
-    if (s.ends_document()) {
-      c.leave = StateKind::kDocument;
-      c.leave_index = s.doc;
-    }
-    chains.push_back(c);
-  }
-  return chains;
-}
-
-std::vector<Chain> summary_chains(const Plan& plan) {
-  std::vector<Chain> chains;
-  for (const Segment& s : plan.segments) {
-    if (s.exit_slot < 0) continue;
-    Chain part{.row = s.row, .first_chunk = s.first_chunk, .tokens = s.length};
-    if (s.starts_document()) {
-      part.enter = StateKind::kDocument;
-      part.enter_index = s.doc;
-    }
-    part.leave = StateKind::kSlot;
-    part.leave_index = s.exit_slot;
-    chains.push_back(part);
-    if (s.map_slot < 0) continue;
-    Chain map = part;
-    map.enter = map.leave = StateKind::kIdentity;
-    map.leave_index = s.map_slot;
-    chains.push_back(map);
-  }
-  return chains;
-}
-
-// The same walked from the end.
-std::vector<Chain> reverse_chains(const Plan& plan) {
-  std::vector<Chain> chains;
-  for (const Segment& s : plan.segments) {
-    Chain c{.row = s.row, .first_chunk = s.first_chunk, .tokens = s.length, .reverse = true};
-    c.enter = s.ends_document() ? StateKind::kDocument : StateKind::kSlot;
-    c.enter_index = s.ends_document() ? s.doc : s.exit_slot;
-    if (s.starts_document()) {
-      c.leave = StateKind::kDocument;
-      c.leave_index = s.doc;
-    }
-    chains.push_back(c);
-  }
-  return chains;
-}
-
-std::vector<Chain> reverse_summary_chains(const Plan& plan) {
-  std::vector<Chain> chains;
-  for (const Segment& s : plan.segments) {
-    if (s.entry_slot < 0) continue;
-    Chain c{.row = s.row, .first_chunk = s.first_chunk, .tokens = s.length, .reverse = true};
-    if (s.ends_document()) {
-      c.enter = StateKind::kDocument;
-      c.enter_index = s.doc;
-    }
-    c.leave = StateKind::kSlot;
-    c.leave_index = s.entry_slot;
-    chains.push_back(c);
-  }
-  return chains;
-}
 
 float warm_up_bound() {
   const char* exact = std::getenv("GDN_EXACT_MAPS");
@@ -235,12 +167,15 @@ class CudaSm90Backend final : public Backend {
     const ResidentTables tables = ResidentTables::of(plan);
     const Grid grid = Grid::of(plan);
     const int64_t heads_k = plan.options.heads_v / grid.group;
-    const Schedule run = make_schedule(run_chains(plan), heads_k, grid.lane_groups);
-    const Schedule summary =
-        make_schedule(summary_chains(plan), heads_k, grid.lane_groups, Cuts::kNone);
-    const Schedule reverse = make_schedule(reverse_chains(plan), heads_k, grid.lane_groups);
-    const Schedule reverse_summary =
-        make_schedule(reverse_summary_chains(plan), heads_k, grid.lane_groups, Cuts::kNone);
+    const auto walks = [&](Direction direction) {
+      return make_schedule(run_chains(plan, direction), heads_k, grid.lane_groups);
+    };
+    const auto summaries = [&](Direction direction) {
+      return make_schedule(summary_chains(plan, direction), heads_k, grid.lane_groups, Cuts::kNone);
+    };
+    const Schedule run = walks(Direction::kForward), reverse = walks(Direction::kReverse);
+    const Schedule summary = summaries(Direction::kForward);
+    const Schedule reverse_summary = summaries(Direction::kReverse);
     std::vector<unsigned char> image = cuda::resident_image(plan);
     image.resize(static_cast<size_t>(tables.bytes));
     const auto put = [&](int64_t offset, const auto& rows) {
@@ -342,8 +277,8 @@ class CudaSm90Backend final : public Backend {
     if (args.plan.capacity.chunks > 0) GDN_RETURN_IF_ERROR(walk_backward(args, call, entry));
     if (args.problem.options.gate_in_kernel) {
       const int64_t sums = BackwardScratch::of(args.problem, args.plan).sums;
-      GDN_RETURN_IF_ERROR(cuda::sum_over_chunks(args, at<float2>(args.scratch, sums), call.dA_log,
-                                                call.ddt_bias));
+      GDN_RETURN_IF_ERROR(
+          cuda::sum_over_chunks(args, at<float2>(args.scratch, sums), call.dA_log, call.ddt_bias));
     }
     GDN_RETURN_IF_ERROR(cuda::copy_empty_documents(args, call.dfinal_state, call.dinitial_state));
     for (const TensorView* view : {&call.dq, &call.dk, &call.dv, &call.dg, &call.dbeta}) {
