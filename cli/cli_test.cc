@@ -219,6 +219,8 @@ TEST_F(CliTest, CheckWithoutAFile) {
             "reference");
   expect_refusal("check", "expected a file, --docs LENGTHS or --workload LETTER");
   expect_refusal("check x --docs 3", "excludes");
+  expect_refusal("check --docs 3 --ranks 2 --backend cuda-portable",
+                 "--backend cuda-portable: expected --comm nccl and a GPU for each of 2 ranks");
   expect_refusal("check --docs 3 --comm pigeon", "--comm: expected auto, threads, mpi or nccl");
   expect_refusal("check --docs 3 --gates odd", "gates: expected one of model");
   expect_refusal("check --docs 3 --backend odd", "got 'odd'");

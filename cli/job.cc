@@ -115,7 +115,16 @@ Status Job::join(PartitionOptions& partition) {
 
 Result<BatchResult> Job::run(const Batch& batch, RunOptions options) {
   if (!many_processes()) {
-    if (over_nccl()) options.place = make_cuda_place;
+    const char* named = std::getenv("GDN_BACKEND");
+    const std::string backend =
+        options.context.backend.empty() && named != nullptr ? named : options.context.backend;
+    const bool on_gpu = backend.starts_with("cuda");
+    if (on_gpu && !over_nccl() && options.world_size > 1) {
+      return invalid(
+          fmt::format("--backend {}: expected --comm nccl and a GPU for each of {} ranks", backend,
+                      options.world_size));
+    }
+    if (on_gpu || over_nccl()) options.place = make_cuda_place;
     return run_batch(batch, options);
   }
   if (options.world_size != host_->size()) {

@@ -18,11 +18,16 @@ std::vector<std::unique_ptr<Communicator>> make_communicators(int world_size) {
   return one;
 }
 
-// One rank at options.place over NCCL. Its states are its own, since it fetches whole tables.
+// One rank at options.place, over NCCL if there are more. Its states are its own, since it fetches
+// whole tables.
 Status run_at_place(const Batch& batch, const RunOptions& options, const Partition& partition,
                     Communicator& host, RankPart& part, BatchResult& states) {
   const auto place = options.place(host.rank());
   GDN_RETURN_IF_ERROR(host.agree(place.status()));
+  if (host.size() == 1) {
+    states = empty_states(batch);
+    return run_rank(batch, options, partition, host, **place, part, states);
+  }
   const auto nccl = make_nccl_communicator(host);
   if (!nccl) return nccl.status();
   states = empty_states(batch);

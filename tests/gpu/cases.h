@@ -1,6 +1,7 @@
 // The inputs that cuda-portable is tried on, each against the fp64 recurrence.
 #pragma once
 
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@ struct GpuCase {
   DeviceRun run;
   bool ordinary = true;  // judged by the bars of ordinary inputs; else by what the contract allows
 };
+inline void PrintTo(const GpuCase& c, std::ostream* out) { *out << c.name; }
 
 // Small enough for the SIMT emulator: every kernel, every branch, few chunks.
 std::vector<GpuCase> small_cases();
