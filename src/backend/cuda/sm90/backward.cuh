@@ -10,8 +10,12 @@
 // E.
 //
 // Warpgroups: 0 copies and sums (warp 0 fills, 1 writes d_v, 2 adds to dq and dk, 3 writes dg and
-// dbeta), 1 and 2 state (64 rows of V each), 3 gradients. 512 threads, one block per SM; registers
-// 40 + 2 * 168 + 136 = 512 = 65,536 / 128.
+// dbeta), 1 and 2 state (64 rows of V each; 1 also makes P and the per-token factors, 2 also N), 3
+// gradients. 512 threads, one block per SM; registers 40 + 2 * 168 + 136 = 512 = 65,536 / 128.
+//
+// A chunk's chain: keys_full -> 1: P (p_ready) -> 1, 2: dS, U (solved) -> 2: N (n_ready) -> 3: dk
+// (squares_empty) -> the next chunk's P. Beside it 3 makes dP and dq after p_ready, and what of dk
+// needs no N after solved.
 //
 // dq and dk are sums over the G value heads of a group, whose blocks walk the same pieces: block 0
 // stores its rows (bf16), every other one adds its own in L2 when the block before it has. So the
@@ -20,7 +24,7 @@
 // Buffers are single but k and q, each loaded as soon as its last reader of the chunk before is
 // done: d_o, W after the state's update and dO S^T, S after dY S^T, E after E dS^T. The next
 // chunk's are prefetched to L2. Shared, KiB: k and q 2 x 32, S 32, dS 32, E, d_o, d_v, rows out 16
-// each, W, P (then N), dP 8 each, sums and vectors 8.7 = 224.7.
+// each, W, P (then N), dP 8 each, sums and vectors 11 = 227.
 #pragma once
 
 #include "backend/cuda/common/scalars.cuh"
