@@ -226,7 +226,10 @@ __device__ __forceinline__ void write_sums(const BackwardParams& p, BackwardShar
       const bool is_short = at.tokens < kChunkTokens;
       barrier_wait(&s.rows_full, which);
       if (lane == 0) {
-        if (sub > 0) await_counter(rows_counter(p, sub - 1), number);
+        if (sub > 0) {
+          await_counter(rows_counter(p, sub - 1), number);
+          fence_global_copies();
+        }
         if (!is_short && sub == 0) tensor_store(map, s.rows, 0, at.row, 0, at.key_head);
         if (!is_short && sub > 0) tensor_add(map, s.rows, 0, at.row, 0, at.key_head);
         if (!is_short) bulk_store_wait();

@@ -175,9 +175,14 @@ __device__ __forceinline__ void tensor_add(const CUtensorMap* map, const void* s
       : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
+// Between this thread's ordinary accesses to global memory and its copies, either way round.
+__device__ __forceinline__ void fence_global_copies() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
 // This thread's stores and additions are done, and visible to whoever synchronises with it.
 __device__ __forceinline__ void bulk_store_complete() {
-  asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async.global;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  fence_global_copies();
 }
 __device__ __forceinline__ void bulk_store_wait() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
