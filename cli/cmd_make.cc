@@ -74,8 +74,14 @@ class Make : public Command {
 
   Result<Batch> from_text() const {
     TextSpec spec;
-    Result<std::vector<std::string>> documents = read_documents(files_, split_, max_tokens_);
+    int64_t left_out = 0;
+    Result<std::vector<std::string>> documents =
+        read_documents(files_, split_, max_tokens_, &left_out);
     if (!documents) return documents.status();
+    if (left_out > 0) {
+      print_note(fmt::format("make: --max-tokens {}: {} of {} files cut or left out", max_tokens_,
+                             left_out, files_.size()));
+    }
     spec.documents = std::move(*documents);
     spec.model_dim = model_dim_;
     spec.batch.heads_qk = 2;

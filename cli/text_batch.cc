@@ -100,13 +100,14 @@ class Branch {
 }  // namespace
 
 Result<std::vector<std::string>> read_documents(const std::vector<std::string>& paths, bool split,
-                                                int64_t max_tokens) {
+                                                int64_t max_tokens, int64_t* left_out) {
   std::vector<std::string> documents;
   int64_t left = max_tokens > 0 ? max_tokens : INT64_MAX;
   for (const std::string& path : paths) {
-    if (left == 0) break;
     const Result<InputFile> file = InputFile::open(path);
     if (!file) return file.status();
+    if (left_out != nullptr && file->size() > left) ++*left_out;
+    if (left == 0) continue;
     std::string text(static_cast<size_t>(std::min(file->size(), left)), '\0');
     GDN_RETURN_IF_ERROR(file->read(0, std::as_writable_bytes(std::span(text))));
     left -= static_cast<int64_t>(text.size());

@@ -19,9 +19,9 @@ struct TextSpec {
 
 // Files as documents, or with `split` their parts between blank lines; together at most max_tokens
 // bytes (0: all), the last one cut. Empty parts are left out, empty files are documents of 0
-// tokens.
+// tokens. `left_out` counts the files that are cut or not used at all.
 Result<std::vector<std::string>> read_documents(const std::vector<std::string>& paths, bool split,
-                                                int64_t max_tokens);
+                                                int64_t max_tokens, int64_t* left_out = nullptr);
 
 // Of the tables that make_text_batch keeps beside the batch: a projected row for each byte.
 double text_tables_bytes(const TextSpec& spec);

@@ -111,6 +111,7 @@ function(gdn_library)
   if(GDN_CUDA)
     target_link_libraries(gdn PUBLIC CUDA::cudart_static)
   endif()
+  target_compile_features(gdn INTERFACE cxx_std_20)  # the headers; callers default to less
   set_target_properties(gdn PROPERTIES LINKER_LANGUAGE CXX)
 
   add_library(gdn_c SHARED ${objects})

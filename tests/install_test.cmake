@@ -6,7 +6,6 @@ file(COPY ${SOURCE}/examples/minimal.cc DESTINATION ${work}/user)
 file(WRITE ${work}/user/CMakeLists.txt "
 cmake_minimum_required(VERSION 3.25)
 project(user LANGUAGES C CXX)
-set(CMAKE_CXX_STANDARD 20)
 find_package(gdn REQUIRED)
 add_executable(minimal minimal.cc)
 target_link_libraries(minimal PRIVATE gdn::gdn)
