@@ -1,9 +1,15 @@
-// Sums along the 64 tokens of a chunk, by one warp.
+// Sums over the lanes of a warp: of a quad, and along the 64 tokens of a chunk.
 #pragma once
 
 #include "backend/cuda/common/ptx.cuh"
 
 namespace gdn::cuda {
+
+// x summed over the four lanes of a quad.
+GDN_DEVICE float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
 
 // Sums over the tokens before each of 64, two a lane. Nothing is ever taken away again: under
 // strong decay the sums differ by more than fp32 resolves.

@@ -142,12 +142,6 @@ GDN_DEVICE void gradient_tile(const GradientItem& item, const unsigned char* sta
   }
 }
 
-// x summed over the four lanes of a quad.
-GDN_DEVICE float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
 GDN_DEVICE void keep(float2& pair, float x, float y) { pair = make_float2(x, y); }
 GDN_DEVICE void keep(uint32_t& pair, float x, float y) { pair = pack_bf16(x, y); }
 GDN_DEVICE float2 both(float2 pair) { return pair; }

@@ -3,10 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <limits>
 
 #include "backend/cuda/common/fold.h"
+#include "backend/cuda/common/call_options.h"
 #include "backend/cuda/common/launch.h"
 #include "backend/cuda/common/tables.h"
 #include "backend/cuda/common/upload.h"
@@ -22,12 +21,6 @@ using namespace cuda;  // NOLINT: the whole file is about it
 constexpr int kOldest = 80;  // compute capability with mma.sync of bf16 and cp.async
 constexpr int kLeastShared = 99 * 1024;
 
-float warm_up_bound() {
-  const char* exact = std::getenv("GDN_EXACT_MAPS");
-  const bool off = exact != nullptr && exact[0] == '1';
-  return off ? -std::numeric_limits<float>::infinity() : -17.0f * kLog2E;
-}
-
 std::optional<std::string> why_not_rows(const char* name, const TensorView& view) {
   if (view.numel() == 0 || pieces_aligned(view)) return std::nullopt;
   return fmt::format(
@@ -35,16 +28,6 @@ std::optional<std::string> why_not_rows(const char* name, const TensorView& view
       "got "
       "address {} and strides [{}, {}, {}]",
       name, view.data, view.stride[0], view.stride[1], view.stride[2]);
-}
-
-Activation activation_of(const Problem& problem, const Operands& in) {
-  Activation activation;
-  activation.A_log = problem.options.gate_in_kernel ? scalar_view(in.A_log) : ScalarView{};
-  activation.dt_bias = problem.options.gate_in_kernel ? scalar_view(in.dt_bias) : ScalarView{};
-  activation.beta_scale = !problem.options.beta_sigmoid      ? 0.0f
-                          : problem.options.allow_neg_eigval ? 2.0f
-                                                             : 1.0f;
-  return activation;
 }
 
 // What every stage derives from its arguments.

@@ -3,10 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <limits>
 
+#include "backend/cuda/common/call_options.h"
 #include "backend/cuda/common/fold.h"
 #include "backend/cuda/common/launch.h"
 #include "backend/cuda/common/upload.h"
@@ -32,12 +31,6 @@ constexpr int kSharedBytes = 227 * 1024;  // what a walk's block uses, nearly
 constexpr int64_t kPackChunks = 448;
 constexpr int64_t kLeastChunks = 32;
 
-float warm_up_bound() {
-  const char* exact = std::getenv("GDN_EXACT_MAPS");
-  const bool off = exact != nullptr && exact[0] == '1';
-  return off ? -std::numeric_limits<float>::infinity() : -17.0f * cuda::kLog2E;
-}
-
 // Elements between tokens, also where there is but one.
 int64_t token_stride(const TensorView& view) {
   return view.shape[0] > 1 ? view.stride[0] : view.shape[1] * view.shape[2];
@@ -45,18 +38,6 @@ int64_t token_stride(const TensorView& view) {
 
 Status map_rows(const TensorView& view, int halves, CUtensorMap* map) {
   return make_tensor_map(view.data, view.shape[0], view.shape[1], token_stride(view), halves, map);
-}
-
-cuda::Activation activation_of(const Problem& problem, const Operands& in) {
-  cuda::Activation activation{};
-  if (problem.options.gate_in_kernel) {
-    activation.A_log = cuda::scalar_view(in.A_log);
-    activation.dt_bias = cuda::scalar_view(in.dt_bias);
-  }
-  activation.beta_scale = !problem.options.beta_sigmoid      ? 0.0f
-                          : problem.options.allow_neg_eigval ? 2.0f
-                                                             : 1.0f;
-  return activation;
 }
 
 // What all walks are given.
@@ -75,7 +56,7 @@ Status walk_params(const StageArgs& args, const TensorView& v, const TensorView&
   p->hand_over = static_cast<float*>(args.scratch);
   p->initial_state = cuda::state_view(initial_state);
   p->map_slots = args.plan.capacity.map_slots;
-  p->log2_bound = warm_up_bound();
+  p->log2_bound = cuda::warm_up_bound();
   p->heads_k = static_cast<int>(problem.heads_qk);
   p->heads_v = static_cast<int>(problem.heads_v);
   p->group = static_cast<int>(grid.group);
@@ -205,7 +186,7 @@ class CudaSm90Backend final : public Backend {
     p.k_stride = token_stride(args.in.k);
     p.g = cuda::scalar_view(args.in.g);
     p.beta = cuda::scalar_view(args.in.beta);
-    p.activation = activation_of(args.problem, args.in);
+    p.activation = cuda::activation_of(args.problem, args.in);
     const cuda::ResidentLayout common = cuda::ResidentLayout::of(args.plan);
     p.chunks = at<cuda::ChunkRow>(args.resident, common.chunks);
     p.num_chunks = &at<cuda::CountRow>(args.resident, common.counts)->chunks;
@@ -328,7 +309,7 @@ class CudaSm90Backend final : public Backend {
     walk.states = states.states;
     walk.e = states.e;
     p.g = cuda::scalar_view(args.in.g);
-    p.activation = activation_of(problem, args.in);
+    p.activation = cuda::activation_of(problem, args.in);
     GDN_RETURN_IF_ERROR(map_rows(call.dq, 2, &p.d_q_map));
     GDN_RETURN_IF_ERROR(map_rows(call.dk, 2, &p.d_k_map));
     p.d_q = cuda::element_view(call.dq);

@@ -401,9 +401,25 @@ __device__ __forceinline__ float2 sum_rows(const float (&x)[16], int lane, int& 
   return out;
 }
 
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+// Of a 16 x 16 product x y^T the diagonal: x 16 rows as 8 k steps of fragments, put(kk, a) gives
+// one; y rows [row, row + 16) of two tiles [64 rows][64]. Thread g * 4 + g / 2 has entries g, g
+// + 8.
+template <typename Put>
+__device__ __forceinline__ float2 diagonal_products(Put&& put, uint32_t y, int row, int lane) {
+  float c[2][4] = {};  // [half of the rows]
+#pragma unroll
+  for (int kk = 0; kk < 8; ++kk) {
+    uint32_t a[4], b[4];
+    ldmatrix_x4(b, tile_address(y + (kk / 4) * kTileBytes, row + lane % 16,
+                                16 * (kk % 4) + 8 * (lane / 16)));
+    put(kk, a);
+    mma_bf16(c[0], a, b[0], b[2]);
+    mma_bf16(c[1], a, b[1], b[3]);
+  }
+  const int odd = lane / 4 % 2;
+  return {odd ? c[0][1] : c[0][0], odd ? c[1][3] : c[1][2]};
 }
+// Whether that thread is this one.
+__device__ __forceinline__ bool has_diagonal(int lane) { return lane % 4 == lane / 8; }
 
 }  // namespace gdn::sm90
