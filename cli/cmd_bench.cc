@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <map>
 
@@ -181,10 +180,7 @@ class Bench : public Command {
 
   // The device of the backends named; without a name the GPU, where there is one.
   Status choose_machine() {
-    std::string names = engine_.backend;
-    if (names.empty()) {
-      if (const char* forced = std::getenv("GDN_BACKEND")) names = forced;
-    }
+    const std::string names = wanted_backend(engine_.backend);
     backends_ = split_names(names);
     std::optional<Device::Kind> kind;
     for (const std::string& name : backends_) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "gdn/backend.h"
 #ifdef GDN_WITH_MPI
 #include "gdn/mpi.h"
 #endif
@@ -115,9 +116,7 @@ Status Job::join(PartitionOptions& partition) {
 
 Result<BatchResult> Job::run(const Batch& batch, RunOptions options) {
   if (!many_processes()) {
-    const char* named = std::getenv("GDN_BACKEND");
-    const std::string backend =
-        options.context.backend.empty() && named != nullptr ? named : options.context.backend;
+    const std::string backend = wanted_backend(options.context.backend);
     const bool on_gpu = backend.starts_with("cuda");
     if (on_gpu && !over_nccl() && options.world_size > 1) {
       return invalid(

@@ -89,8 +89,11 @@ class Backend {
 // All backends compiled in, fastest first.
 std::span<const Backend* const> backends();
 
-// The named backend, or for an empty name the first that takes the problem. GDN_BACKEND in the
-// environment names one for all calls that force none. The error lists every refusal.
+// `forced`, or what GDN_BACKEND in the environment names for all calls that force none.
+std::string wanted_backend(const std::string& forced);
+
+// The wanted backend, or for an empty name the first that takes the problem. The error lists every
+// refusal.
 Result<const Backend*> pick_backend(const Problem& problem, const std::string& forced = "");
 
 }  // namespace gdn

@@ -30,11 +30,13 @@ std::span<const Backend* const> backends() {
   return list;
 }
 
+std::string wanted_backend(const std::string& forced) {
+  const char* named = forced.empty() ? std::getenv("GDN_BACKEND") : nullptr;
+  return named != nullptr ? named : forced;
+}
+
 Result<const Backend*> pick_backend(const Problem& problem, const std::string& forced) {
-  std::string wanted = forced;
-  if (wanted.empty()) {
-    if (const char* name = std::getenv("GDN_BACKEND")) wanted = name;
-  }
+  const std::string wanted = wanted_backend(forced);
   std::string refusals;
   for (const Backend* backend : backends()) {
     if (!wanted.empty() && wanted != backend->name()) continue;

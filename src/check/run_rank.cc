@@ -161,6 +161,19 @@ void each_part(const BatchResult& result, const Batch& batch, const Partition& p
   }
 }
 
+// The gradients of operands, each like(view) of its operand: rows are those of `rows`, what is per
+// head that of `whole`.
+template <typename Like>
+void make_gradients(const Batch& rows, const Batch& whole, const Like& like, BatchResult& result) {
+  result.dq = like(rows.q.view);
+  result.dk = like(rows.k.view);
+  result.dv = like(rows.v.view);
+  result.dg = like(rows.g.view);
+  result.dbeta = like(rows.beta.view);
+  result.dA_log = like(whole.A_log.view);
+  result.ddt_bias = like(whole.dt_bias.view);
+}
+
 // Views of the global results without memory: shapes alone.
 BatchResult shapes(const Batch& batch) {
   BatchResult result;
@@ -180,13 +193,7 @@ BatchResult shapes(const Batch& batch) {
   result.final_state = like(TensorView::contiguous(
       nullptr, p.state(), {batch.num_documents(), p.heads_v, p.dim_k, p.dim_v}));
   if (!wants_backward(batch)) return result;
-  result.dq = like(batch.q.view);
-  result.dk = like(batch.k.view);
-  result.dv = like(batch.v.view);
-  result.dg = like(batch.g.view);
-  result.dbeta = like(batch.beta.view);
-  result.dA_log = like(batch.A_log.view);
-  result.ddt_bias = like(batch.dt_bias.view);
+  make_gradients(batch, batch, like, result);
   if (batch.initial_state.present()) result.dinitial_state = like(result.final_state.view);
   return result;
 }
@@ -266,13 +273,7 @@ Status run_rank(const Batch& batch, const RunOptions& options, const Partition& 
                         training ? context.backward_workspace_bytes(options.keep_saved) : 0));
   BackwardArgs args;
   if (training) {
-    out.dq = poisoned(in.q.view);
-    out.dk = poisoned(in.k.view);
-    out.dv = poisoned(in.v.view);
-    out.dg = poisoned(in.g.view);
-    out.dbeta = poisoned(in.beta.view);
-    out.dA_log = poisoned(batch.A_log.view);
-    out.ddt_bias = poisoned(batch.dt_bias.view);
+    make_gradients(in, batch, poisoned, out);
     args.in = operands;
     args.initial_state = initial_state;
     args.d_o = at.in(in.d_o);
