@@ -88,34 +88,42 @@ struct GradientSteps {
   }
 };
 
+// Warpgroup 1 makes P of a chunk before its step, warpgroup 2 N after it: which is before the next.
 __device__ __forceinline__ void run_state(const WalkParams& p, BackwardShared& s, int half) {
   const Walk walk(p);
   const StateLane own(half);
-  GradientSteps steps{s, own, 4 * half + __shfl_sync(0xffffffffu, own.thread / 32, 0)};
-  const GradientLane squares(own.thread, __shfl_sync(0xffffffffu, own.thread / 32, 0));
-  int turn = 0;
+  const int warp = __shfl_sync(0xffffffffu, own.thread / 32, 0);
+  GradientSteps steps{s, own, 4 * half + warp};
+  const WalkPiece* piece = nullptr;
+  int next = walk.begin, left = 0, tokens = 0;  // of the piece
   float state[64];
-  for (int index = walk.begin; index < walk.end; ++index) {
-    const WalkPiece* piece = p.pieces + index;
-    enter_state(state, p, *piece, walk.sub, false, half, own.thread);
-    int tokens = (piece->tokens - 1) % kChunkTokens + 1;  // of the first chunk walked
-    for (int left = piece->chunks; left > 0; --left, ++turn) {
-      const int stage = turn & 1;
-      steps.parity = turn & 1;
-      barrier_wait(&s.keys_full[stage], (turn >> 1) & 1);
-      if (half == 0) make_p(s, {.turn = turn, .tokens = tokens}, squares.again());
-      if (tokens < kChunkTokens) barrier_wait(&s.p_ready, steps.parity);  // its rows are cleared
-      tokens = kChunkTokens;
-      const ReverseTiles tiles{s.k[stage], s.q[stage], s.d_o[half], s.w, s.p, s.factors};
-      steps.decay = exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]);
-      reverse_step(state, steps.decay, tiles, own, steps);
-      if (half == 0) {
-        barrier_arrive(&s.keys_empty[stage]);
-      } else {
-        make_n(s, turn, squares.again());
-      }
+#pragma unroll 1
+  for (int turn = 0;; ++turn) {
+    const WalkPiece* done = piece;
+    if (left == 0) {
+      piece = next < walk.end ? p.pieces + next++ : nullptr;
+      tokens = piece ? (piece->tokens - 1) % kChunkTokens + 1 : 0;  // of the first chunk walked
     }
-    leave_state(state, p, *piece, walk.sub, half, own.thread);
+    const int stage = turn & 1;
+    if (piece) barrier_wait(&s.keys_full[stage], (turn >> 1) & 1);
+    if (half == 0 && piece) make_factors(s, turn, tokens, own.thread);
+    if (half == 0 ? piece != nullptr : turn > 0) {
+      make_square(s, turn - half, half == 1, GradientLane(fresh_thread()));
+    }
+    if (left == 0) {
+      if (done) leave_state(state, p, *done, walk.sub, half, own.thread);
+      if (!piece) break;
+      enter_state(state, p, *piece, walk.sub, false, half, own.thread);
+      left = piece->chunks;
+    }
+    steps.parity = turn & 1;
+    if (tokens < kChunkTokens) barrier_wait(&s.p_ready, steps.parity);  // its rows are cleared
+    tokens = kChunkTokens;
+    const ReverseTiles tiles{s.k[stage], s.q[stage], s.d_o[half], s.w, s.p, s.factors};
+    steps.decay = exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]);
+    reverse_step(state, steps.decay, tiles, own, steps);
+    if (half == 0) barrier_arrive(&s.keys_empty[stage]);
+    --left;
   }
 }
 

@@ -33,6 +33,22 @@ __device__ __forceinline__ uint32_t add_bf16(uint32_t a, uint32_t b) {
   asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
   return sum;
 }
+// A pair of fp32 factors as sums of two bf16 each, 16 bits of precision together; and a pair of
+// bf16 times such factors, rounded once.
+struct SplitPair {
+  uint32_t high, low;
+};
+__device__ __forceinline__ SplitPair split_pair(float a, float b) {
+  const uint32_t high = pack_bf16(a, b);
+  return {high, pack_bf16(a - bf16_low(high), b - bf16_high(high))};
+}
+__device__ __forceinline__ uint32_t scale_bf16(uint32_t x, SplitPair factor) {
+  uint32_t y;
+  asm("{ .reg .b32 t; mul.rn.bf16x2 t, %1, %3; fma.rn.bf16x2 %0, %1, %2, t; }"
+      : "=r"(y)
+      : "r"(x), "r"(factor.high), "r"(factor.low));
+  return y;
+}
 __device__ __forceinline__ uint32_t pack_half(float a, float b) {
   const __half2 pair = __floats2half2_rn(a, b);
   return reinterpret_cast<const uint32_t&>(pair);
@@ -43,6 +59,11 @@ __device__ __forceinline__ uint32_t pack_half(float a, float b) {
 template <typename T>
 __device__ __forceinline__ T forget_value(T x) {
   asm volatile("" : "+r"(x));
+  return x;
+}
+
+__device__ __forceinline__ float forget_value(float x) {
+  asm volatile("" : "+f"(x));
   return x;
 }
 

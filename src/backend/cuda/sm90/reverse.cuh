@@ -13,8 +13,11 @@ namespace gdn::sm90 {
 // Per-token factors of a chunk in shared memory.
 struct ReverseFactors {
   float4 inner[kChunkTokens / 2];  // {c_t, c_t+1, beta_t, beta_t+1}
-  float4 outer[kChunkTokens / 2];  // {d_t, d_t+1, ab_t, ab_t+1}
-  float column[kChunkTokens];      // e^{G_end of its 16-block - G_t} / |k_t|
+  struct Outer {
+    SplitPair d;  // d_t, d_t+1
+    float2 ab;    // ab_t, ab_t+1
+  } outer[kChunkTokens / 2];
+  float column[kChunkTokens];  // e^{G_end of its 16-block - G_t} / |k_t|
 };
 
 // Gates and norms of a chunk, as copied in.
@@ -30,11 +33,12 @@ __device__ __forceinline__ void write_factors(ReverseFactors& out, const Reverse
   const float gate = in.gate[t], rk = in.rk[t], beta = in.beta[t];
   const float gam = exp2_approx(gate);
   auto* inner = reinterpret_cast<float*>(&out.inner[t / 2]) + t % 2;
-  auto* outer = reinterpret_cast<float*>(&out.outer[t / 2]) + t % 2;
+  auto* d = reinterpret_cast<bf16*>(&out.outer[t / 2].d) + t % 2;
   inner[0] = exp2_approx(in.gate[kChunkTokens - 1] - gate) * rk;
   inner[2] = beta;
-  outer[0] = gam * in.rq[t];
-  outer[2] = gam * rk * beta;
+  d[0] = __float2bfloat16_rn(gam * in.rq[t]);
+  d[2] = __float2bfloat16_rn(gam * in.rq[t] - __bfloat162float(d[0]));
+  (&out.outer[t / 2].ab.x)[t % 2] = gam * rk * beta;
   out.column[t] = exp2_approx(in.gate[t | 15] - gate) * rk;
 }
 
@@ -60,14 +64,13 @@ __device__ __forceinline__ void scale_columns(float (&d)[32], const float4* inne
   }
 }
 
-// d += a b, issued: a [64 of V x 64 tokens] packed, b [64][64] by its rows (descriptor of k step 0,
-// and how far apart the steps are).
+// d += a b, issued: a [64 of V x 64 tokens] packed, b [64][64] by its rows (its k step 0, and how
+// far apart the steps are).
 __device__ __forceinline__ void start_square_product(float (&d)[32], const uint32_t (&a)[16],
-                                                     uint64_t first, uint32_t step) {
+                                                     Operand b, uint32_t step) {
 #pragma unroll
   for (int kk = 0; kk < 4; ++kk) {
-    wgmma_rs<1>(d, a[4 * kk], a[4 * kk + 1], a[4 * kk + 2], a[4 * kk + 3], first + kk * (step >> 4),
-                true);
+    wgmma_rs<1>(d, a[4 * kk], a[4 * kk + 1], a[4 * kk + 2], a[4 * kk + 3], b.at(kk * step), true);
   }
   wgmma_commit();
 }
@@ -111,7 +114,7 @@ __device__ __forceinline__ void reverse_step(float (&state)[64], float decay,
   uint32_t from_o[16];  // dO^T as operand
   load_transposed(from_o, tiles.d_o, own);
   wgmma_fence();
-  start_square_product(d, from_o, descriptor(smem_address(tiles.p), kTileBytes), 2048);
+  start_square_product(d, from_o, operand(smem_address(tiles.p), kTileBytes), 2048);
   steps.in_second();
   wgmma_wait<0>();
   settle(d);
@@ -123,13 +126,12 @@ __device__ __forceinline__ void reverse_step(float (&state)[64], float decay,
     b[2 * j + 1] = pack_bf16(beta.x * d[4 * j + 2], beta.y * d[4 * j + 3]);
   }
   wgmma_fence();
-  start_square_product(d, b, plain_descriptor(smem_address(tiles.w), 1024, 128), 2048);
+  start_square_product(d, b, plain_operand(smem_address(tiles.w), 1024, 128), 2048);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    const float2 f = *reinterpret_cast<const float2*>(&factors.outer[4 * j + own.pair].x);
-    const float2 o0 = unpack_bf16(from_o[2 * j]), o1 = unpack_bf16(from_o[2 * j + 1]);
-    from_o[2 * j] = pack_bf16(f.x * o0.x, f.y * o0.y);
-    from_o[2 * j + 1] = pack_bf16(f.x * o1.x, f.y * o1.y);
+    const SplitPair f = factors.outer[4 * j + own.pair].d;
+    from_o[2 * j] = scale_bf16(from_o[2 * j], f);
+    from_o[2 * j + 1] = scale_bf16(from_o[2 * j + 1], f);
   }
   wgmma_fence();
   start_state_update(state, from_o, tiles.q);
@@ -138,7 +140,7 @@ __device__ __forceinline__ void reverse_step(float (&state)[64], float decay,
   steps.solved(d);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    const float2 f = *reinterpret_cast<const float2*>(&factors.outer[4 * j + own.pair].z);
+    const float2 f = factors.outer[4 * j + own.pair].ab;
     b[2 * j] = pack_bf16(-f.x * d[4 * j], -f.y * d[4 * j + 1]);
     b[2 * j + 1] = pack_bf16(-f.x * d[4 * j + 2], -f.y * d[4 * j + 3]);
   }

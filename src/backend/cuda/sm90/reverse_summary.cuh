@@ -111,8 +111,10 @@ __device__ __forceinline__ void run_auxiliary(const WalkParams& p, ReverseShared
       wgmma_wait<0>();
       settle(qk);
       named_barrier(3, 128);
-      write_p(qk, stage.p, stage.vectors.rq,
-              {stage.vectors.gate, stage.vectors.rk, stage.factors.column}, warp, lane);
+      const int row = 16 * warp + lane / 4;
+      const ReverseVectors& vectors = stage.vectors;
+      const Decays decays{vectors.gate, vectors.rk, stage.factors.column};
+      write_p(qk, stage.p, {decays, vectors.rq[row], vectors.rq[row + 8], warp, lane}, 0, lane);
       fence_async_proxy();
       barrier_arrive(&s.ready[at.index]);
     }

@@ -200,7 +200,9 @@ __device__ __forceinline__ void run_auxiliary(const WalkParams& p, WalkShared<kK
         wgmma_wait<0>();
         settle(qk);
         named_barrier(3, 128);
-        write_p(qk, stage.p, stage.rq, {stage.gate, s.key, s.column}, warp, lane);
+        const int row = 16 * warp + lane / 4;
+        const Decays decays{stage.gate, s.key, s.column};
+        write_p(qk, stage.p, {decays, stage.rq[row], stage.rq[row + 8], warp, lane}, 0, lane);
       }
       fence_async_proxy();
       barrier_arrive(&s.ready[at.index]);
@@ -262,12 +264,11 @@ __device__ __forceinline__ void step_state(float (&state)[64], WalkShared<kKind>
   {
     uint32_t b[16];
     make_y(y, b, stage, has_values, own);
-    const uint32_t w = smem_address(stage.w);
+    const Operand w = plain_operand(smem_address(stage.w), 128, 1024);
     wgmma_fence();
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) {
-      wgmma_rs<0>(y, b[4 * kk], b[4 * kk + 1], b[4 * kk + 2], b[4 * kk + 3],
-                  plain_descriptor(w + kk * 256, 128, 1024), true);
+      wgmma_rs<0>(y, b[4 * kk], b[4 * kk + 1], b[4 * kk + 2], b[4 * kk + 3], w.at(kk * 256), true);
     }
     wgmma_commit();
   }
@@ -300,11 +301,11 @@ __device__ __forceinline__ void step_state(float (&state)[64], WalkShared<kKind>
   }
   wgmma_fence();
   if constexpr (kOutput) {
-    const uint32_t pt = smem_address(stage.p);
+    const Operand pt = operand(smem_address(stage.p));
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) {
       wgmma_rs<0>(o, corrected[4 * kk], corrected[4 * kk + 1], corrected[4 * kk + 2],
-                  corrected[4 * kk + 3], descriptor(pt + kk * 32), true);
+                  corrected[4 * kk + 3], pt.at(kk * 32), true);
     }
     wgmma_commit();
   }

@@ -125,15 +125,18 @@ __device__ __forceinline__ void clear_rows(bf16* tile, int tiles, int tokens, in
   }
 }
 
-// qk = a b^T, issued: two tiles [64 tokens][64] each.
-__device__ __forceinline__ void start_qk(float (&qk)[32], const bf16 (&a)[2][kTileElements],
-                                         const bf16 (&b)[2][kTileElements]) {
-  const uint32_t q = forget_value(smem_address(a)), k = forget_value(smem_address(b));
+// Rows [row, row + N) of b: qk [64 x N] = a b^T, issued; a and b two tiles [64 tokens][64], N twice
+// the accumulators.
+template <int kAccumulators>
+__device__ __forceinline__ void start_qk(float (&qk)[kAccumulators],
+                                         const bf16 (&a)[2][kTileElements],
+                                         const bf16 (&b)[2][kTileElements], int row = 0) {
+  const Operand q = operand(smem_address(a)), k = operand(smem_address(b)).at(row * 128);
   wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < 8; ++kk) {
     const uint32_t step = (kk / 4) * kTileBytes + (kk % 4) * 32;
-    wgmma_ss<0, 0>(qk, descriptor(q + step), descriptor(k + step), kk > 0);
+    wgmma_ss<0, 0>(qk, q.at(step), k.at(step), kk > 0);
   }
   wgmma_commit();
 }
@@ -145,50 +148,51 @@ struct Decays {
   const float* column;  // key_j e^{G_end-G_j}, end the last token of j's 16-block
 };
 
-// Calls visit(j, w) for the four 16 x 16 blocks of a warp's 16 rows: w_i = row_i key_j e^{G_i-G_j}
-// of this thread's 8 accumulator entries of block j, 0 above the diagonal (kStrict: and on it).
-// Below the diagonal block the decay is a row factor times a column factor, each at most 1, that
-// meet at the end of the column's block. Without branches, so that the blocks overlap.
-template <bool kStrict, typename Visit>
-__device__ __forceinline__ void for_decays(const Decays& decays, float row0, float row1, int warp,
-                                           int lane, Visit&& visit) {
-  const int r0 = lane / 4, c2 = 2 * (lane % 4);  // within the warp's block
-  const float g0 = decays.gate[16 * warp + r0], g1 = decays.gate[16 * warp + r0 + 8];
+// The decays of a warp's 16 rows, in blocks of 16 columns: w_i = row_i key_j e^{G_i-G_j} of this
+// thread's 8 accumulator entries of a block, 0 above the diagonal (`strict`: and on it). Below the
+// diagonal block the decay is a row factor times a column factor, each at most 1, that meet at the
+// end of the column's block. Without branches, so that the blocks overlap.
+struct DecayRows {
+  const Decays& decays;
+  float row0, row1;  // the row factors of this thread's two rows
+  int warp, c2;
+  float g0, g1;
   float diagonal[8];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int c = 8 * h + c2;
-    const float2 g = *reinterpret_cast<const float2*>(&decays.gate[16 * warp + c]);
-    const float2 k = *reinterpret_cast<const float2*>(&decays.key[16 * warp + c]);
-    const auto entry = [](int row, int col, float gi, float gj, float f) {
-      return (kStrict ? col < row : col <= row) ? f * exp2_approx(gi - gj) : 0.0f;
-    };
-    diagonal[4 * h] = entry(r0, c, g0, g.x, row0 * k.x);
-    diagonal[4 * h + 1] = entry(r0, c + 1, g0, g.y, row0 * k.y);
-    diagonal[4 * h + 2] = entry(r0 + 8, c, g1, g.x, row1 * k.x);
-    diagonal[4 * h + 3] = entry(r0 + 8, c + 1, g1, g.y, row1 * k.y);
-  }
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    float w[8];
-    float f0 = 0.0f, f1 = 0.0f;
-    if (j < 3) {
-      const float end = decays.gate[16 * j + 15];
-      f0 = j < warp ? row0 * exp2_approx(g0 - end) : 0.0f;
-      f1 = j < warp ? row1 * exp2_approx(g1 - end) : 0.0f;
-    }
+
+  __device__ __forceinline__ DecayRows(const Decays& of, float first, float second, int warp_row,
+                                       int lane, bool strict = false)
+      : decays(of), row0(first), row1(second), warp(warp_row), c2(2 * (lane % 4)) {
+    const int r0 = lane / 4;  // within the warp's block
+    g0 = decays.gate[16 * warp + r0], g1 = decays.gate[16 * warp + r0 + 8];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float2 c = {0.0f, 0.0f};
-      if (j < 3) c = *reinterpret_cast<const float2*>(&decays.column[16 * j + 8 * h + c2]);
+      const int c = 8 * h + c2;
+      const float2 g = *reinterpret_cast<const float2*>(&decays.gate[16 * warp + c]);
+      const float2 k = *reinterpret_cast<const float2*>(&decays.key[16 * warp + c]);
+      const auto entry = [&](int row, int col, float gi, float gj, float f) {
+        return col < row + !strict ? f * exp2_approx(gi - gj) : 0.0f;
+      };
+      diagonal[4 * h] = entry(r0, c, g0, g.x, row0 * k.x);
+      diagonal[4 * h + 1] = entry(r0, c + 1, g0, g.y, row0 * k.y);
+      diagonal[4 * h + 2] = entry(r0 + 8, c, g1, g.x, row1 * k.x);
+      diagonal[4 * h + 3] = entry(r0 + 8, c + 1, g1, g.y, row1 * k.y);
+    }
+  }
+
+  __device__ __forceinline__ void block(int j, float (&w)[8]) const {
+    const float end = decays.gate[16 * j + 15];
+    const float f0 = j < warp ? row0 * exp2_approx(g0 - end) : 0.0f;
+    const float f1 = j < warp ? row1 * exp2_approx(g1 - end) : 0.0f;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float2 c = *reinterpret_cast<const float2*>(&decays.column[16 * j + 8 * h + c2]);
       w[4 * h] = j == warp ? diagonal[4 * h] : f0 * c.x;
       w[4 * h + 1] = j == warp ? diagonal[4 * h + 1] : f0 * c.y;
       w[4 * h + 2] = j == warp ? diagonal[4 * h + 2] : f1 * c.x;
       w[4 * h + 3] = j == warp ? diagonal[4 * h + 3] : f1 * c.y;
     }
-    visit(j, w);
   }
-}
+};
 
 // A thread's 8 entries of block (warp, j) to a swizzled tile.
 __device__ __forceinline__ void put_block(bf16* tile, const float (&x)[8], int j, int warp,
@@ -198,15 +202,19 @@ __device__ __forceinline__ void put_block(bf16* tile, const float (&x)[8], int j
               pack_bf16(x[6], x[7]));
 }
 
-// P from Q K^T in accumulator layout: entry (i, j) times rq_i key_j e^{G_i-G_j}, j <= i.
-__device__ __forceinline__ void write_p(const float (&qk)[32], bf16* tile, const float* rq,
-                                        const Decays& decays, int warp, int lane) {
-  const int row = 16 * warp + lane / 4;
-  for_decays<false>(decays, rq[row], rq[row + 8], warp, lane, [&](int j, float(&w)[8]) {
+// P from columns of Q K^T in accumulator layout, from 16-column block `first` on: entry (i, j)
+// times rq_i key_j e^{G_i-G_j}, j <= i.
+template <int kAccumulators>
+__device__ __forceinline__ void write_p(const float (&qk)[kAccumulators], bf16* tile,
+                                        const DecayRows& rows, int first, int lane) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) w[i] *= qk[8 * j + i];
-    put_block(tile, w, j, warp, lane);
-  });
+  for (int b = 0; b < kAccumulators / 8; ++b) {
+    float w[8];
+    rows.block(first + b, w);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) w[i] *= qk[8 * b + i];
+    put_block(tile, w, first + b, rows.warp, lane);
+  }
 }
 
 // Address of matrix (head, index) of a [HV, slots, 128, 128] table.
@@ -358,11 +366,11 @@ __device__ __forceinline__ void put_state(const uint32_t (&a)[32], bf16 (&image)
 // y = a b^T, issued: a packed state^T, b two tiles [64 tokens][64 of K].
 __device__ __forceinline__ void start_state_product(float (&y)[32], const uint32_t (&a)[32],
                                                     const bf16 (&b)[2][kTileElements]) {
-  const uint32_t tile = smem_address(b);
+  const Operand tiles = operand(smem_address(b));
 #pragma unroll
   for (int kk = 0; kk < 8; ++kk) {
     wgmma_rs<0>(y, a[4 * kk], a[4 * kk + 1], a[4 * kk + 2], a[4 * kk + 3],
-                descriptor(tile + (kk / 4) * kTileBytes + (kk % 4) * 32), kk > 0);
+                tiles.at((kk / 4) * kTileBytes + (kk % 4) * 32), kk > 0);
   }
   wgmma_commit();
 }
@@ -370,35 +378,43 @@ __device__ __forceinline__ void start_state_product(float (&y)[32], const uint32
 // state += a b, issued: a [64 of V x 64 tokens] packed, b two tiles [64 tokens][64 of K].
 __device__ __forceinline__ void start_state_update(float (&state)[64], const uint32_t (&a)[16],
                                                    const bf16 (&b)[2][kTileElements]) {
-  const uint32_t tile = smem_address(b);
+  const Operand tiles = operand(smem_address(b), kTileBytes);
 #pragma unroll
   for (int kk = 0; kk < 4; ++kk) {
-    wgmma_rs<1>(state, a[4 * kk], a[4 * kk + 1], a[4 * kk + 2], a[4 * kk + 3],
-                descriptor(tile + kk * 2048, kTileBytes), true);
+    wgmma_rs<1>(state, a[4 * kk], a[4 * kk + 1], a[4 * kk + 2], a[4 * kk + 3], tiles.at(kk * 2048),
+                true);
   }
   wgmma_commit();
 }
 
 // Sums over the rows of an accumulator's columns: x[k] is this thread's part of column
-// 8 (k / 2) + 2 (lane % 4) + k % 2; returns those of the two columns from `column` on.
+// 8 (k / 2) + 2 (lane % 4) + k % 2. Of 16 the sums of the two columns from `column` on, of 8 that
+// of the one.
+template <int kCount, int kBit>
+__device__ __forceinline__ void fold_columns(float (&out)[kCount / 2], const float (&x)[kCount],
+                                             int lane) {
+  const bool high = lane & kBit;
+#pragma unroll
+  for (int k = 0; k < kCount / 2; ++k) {
+    const float other = __shfl_xor_sync(0xffffffffu, high ? x[k] : x[k + kCount / 2], kBit);
+    out[k] = (high ? x[k + kCount / 2] : x[k]) + other;
+  }
+}
 __device__ __forceinline__ float2 sum_rows(const float (&x)[16], int lane, int& column) {
-  float a[8], b[4];
-  const bool high16 = lane & 16, high8 = lane & 8, high4 = lane & 4;
-#pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    const float other = __shfl_xor_sync(0xffffffffu, high16 ? x[k] : x[k + 8], 16);
-    a[k] = (high16 ? x[k + 8] : x[k]) + other;
-  }
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const float other = __shfl_xor_sync(0xffffffffu, high8 ? a[k] : a[k + 4], 8);
-    b[k] = (high8 ? a[k + 4] : a[k]) + other;
-  }
-  float2 out;
-  out.x = (high4 ? b[2] : b[0]) + __shfl_xor_sync(0xffffffffu, high4 ? b[0] : b[2], 4);
-  out.y = (high4 ? b[3] : b[1]) + __shfl_xor_sync(0xffffffffu, high4 ? b[1] : b[3], 4);
-  column = 32 * high16 + 16 * high8 + 8 * high4 + 2 * (lane % 4);
-  return out;
+  float a[8], b[4], c[2];
+  fold_columns<16, 16>(a, x, lane);
+  fold_columns<8, 8>(b, a, lane);
+  fold_columns<4, 4>(c, b, lane);
+  column = 8 * (4 * (lane / 16) + 2 * (lane / 8 % 2) + lane / 4 % 2) + 2 * (lane % 4);
+  return {c[0], c[1]};
+}
+__device__ __forceinline__ float sum_rows(const float (&x)[8], int lane, int& column) {
+  float a[4], b[2], c[1];
+  fold_columns<8, 16>(a, x, lane);
+  fold_columns<4, 8>(b, a, lane);
+  fold_columns<2, 4>(c, b, lane);
+  column = 8 * (2 * (lane / 16) + lane / 8 % 2) + 2 * (lane % 4) + lane / 4 % 2;
+  return c[0];
 }
 
 // Of a 16 x 16 product x y^T the diagonal: x 16 rows as 8 k steps of fragments, put(kk, a) gives
@@ -410,11 +426,11 @@ __device__ __forceinline__ float2 diagonal_products(Put&& put, uint32_t y, int r
 #pragma unroll
   for (int kk = 0; kk < 8; ++kk) {
     uint32_t a[4], b[4];
-    ldmatrix_x4(b, tile_address(y + (kk / 4) * kTileBytes, row + lane % 16,
-                                16 * (kk % 4) + 8 * (lane / 16)));
+    ldmatrix_x4(b, tile_address(y + (kk / 4) * kTileBytes, row + lane % 8 + 8 * (lane / 16),
+                                16 * (kk % 4) + 8 * (lane / 8 % 2)));
     put(kk, a);
-    mma_bf16(c[0], a, b[0], b[2]);
-    mma_bf16(c[1], a, b[1], b[3]);
+    mma_bf16(c[0], a, b[0], b[1]);
+    mma_bf16(c[1], a, b[2], b[3]);
   }
   const int odd = lane / 4 % 2;
   return {odd ? c[0][1] : c[0][0], odd ? c[1][3] : c[1][2]};

@@ -12,20 +12,28 @@ namespace gdn::sm90 {
 
 inline constexpr int kTileBytes = 64 * 64 * 2;
 
-// Descriptor of a 128-byte-swizzled operand. K-major: leading offset unused, 1,024 bytes between
-// groups of 8 rows. Transposed: `leading` bytes between tiles of 64 columns.
-__device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t leading = 16) {
-  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) |
-         (static_cast<uint64_t>(leading >> 4) << 16) | (static_cast<uint64_t>(1024 >> 4) << 32) |
-         (1ull << 62);
+// Where an operand of a product lies and how: the two words of its descriptor. Steps are added to
+// the first word (in units of 16 bytes), so that a step costs one instruction.
+struct Operand {
+  uint32_t low, high;
+
+  __device__ __forceinline__ Operand at(uint32_t bytes) const { return {low + (bytes >> 4), high}; }
+  __device__ __forceinline__ uint64_t descriptor() const {
+    return static_cast<uint64_t>(high) << 32 | low;
+  }
+};
+
+// A 128-byte-swizzled operand. K-major: leading offset unused, 1,024 bytes between groups of 8
+// rows. Transposed: `leading` bytes between tiles of 64 columns.
+__device__ __forceinline__ Operand operand(uint32_t address, uint32_t leading = 16) {
+  return {((address & 0x3FFFF) >> 4) | (leading >> 4) << 16, (1024 >> 4) | 1u << 30};
 }
 
 // The same without a swizzle: 8 x 8 blocks of 128 contiguous bytes. K-major: `leading` bytes
 // between blocks that are neighbours in k, `stride` bytes between groups of 8 rows.
-__device__ __forceinline__ uint64_t plain_descriptor(uint32_t address, uint32_t leading,
-                                                     uint32_t stride) {
-  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) |
-         (static_cast<uint64_t>(leading >> 4) << 16) | (static_cast<uint64_t>(stride >> 4) << 32);
+__device__ __forceinline__ Operand plain_operand(uint32_t address, uint32_t leading,
+                                                 uint32_t stride) {
+  return {((address & 0x3FFFF) >> 4) | (leading >> 4) << 16, stride >> 4};
 }
 
 __device__ __forceinline__ void wgmma_fence() {
@@ -49,9 +57,11 @@ __device__ __forceinline__ void settle(float (&d)[kCount]) {
 // before need not be kept.
 #define GDN_ACC8(c, d, o) \
   c(d[o]), c(d[o + 1]), c(d[o + 2]), c(d[o + 3]), c(d[o + 4]), c(d[o + 5]), c(d[o + 6]), c(d[o + 7])
+#define GDN_ACC16(c, d, o) GDN_ACC8(c, d, o), GDN_ACC8(c, d, o + 8)
 #define GDN_ACC32(c, d, o) \
   GDN_ACC8(c, d, o), GDN_ACC8(c, d, o + 8), GDN_ACC8(c, d, o + 16), GDN_ACC8(c, d, o + 24)
 #define GDN_ACC64(c, d, o) GDN_ACC32(c, d, o), GDN_ACC32(c, d, o + 32)
+#define GDN_NAMES16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define GDN_NAMES32                                                                       \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
   "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -64,20 +74,21 @@ __device__ __forceinline__ void settle(float (&d)[kCount]) {
                ", 0;\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" names "}, {" a0 \
                ", " a1 ", " a2 ", " a3 "}, " b ", p, 1, 1, " trans_b "; }\n"                     \
                : acc                                                                             \
-               : "r"(r0), "r"(r1), "r"(r2), "r"(r3), "l"(right), "r"(int{accumulate}),           \
-                 "n"(kTransB))
+               : "r"(r0), "r"(r1), "r"(r2), "r"(r3), "l"(right.descriptor()),                    \
+                 "r"(int{accumulate}), "n"(kTransB))
 #define GDN_WGMMA_SS(n, names, acc, a, b, accumulates, trans_a, trans_b)                       \
   asm volatile("{ .reg .pred p; setp.ne.b32 p, " accumulates                                   \
                ", 0;\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" names "}, " a \
                ", " b ", p, 1, 1, " trans_a ", " trans_b "; }\n"                               \
                : acc                                                                           \
-               : "l"(left), "l"(right), "r"(int{accumulate}), "n"(kTransA), "n"(kTransB))
+               : "l"(left.descriptor()), "l"(right.descriptor()), "r"(int{accumulate}),        \
+                 "n"(kTransA), "n"(kTransB))
 
 // d (+)= a b, N = 64; a: four registers of this thread's fragment. kTransB: B is stored [k][n].
 // `accumulate` must be known when compiling.
 template <int kTransB>
 __device__ __forceinline__ void wgmma_rs(float (&d)[32], uint32_t r0, uint32_t r1, uint32_t r2,
-                                         uint32_t r3, uint64_t right, bool accumulate) {
+                                         uint32_t r3, Operand right, bool accumulate) {
   if (accumulate) {
     GDN_WGMMA_RS("64", GDN_NAMES32, GDN_ACC32("+f", d, 0), "%32", "%33", "%34", "%35", "%36", "%37",
                  "%38");
@@ -90,7 +101,7 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[32], uint32_t r0, uint32_t r
 // The same with N = 128.
 template <int kTransB>
 __device__ __forceinline__ void wgmma_rs(float (&d)[64], uint32_t r0, uint32_t r1, uint32_t r2,
-                                         uint32_t r3, uint64_t right, bool accumulate) {
+                                         uint32_t r3, Operand right, bool accumulate) {
   if (accumulate) {
     GDN_WGMMA_RS("128", GDN_NAMES64, GDN_ACC64("+f", d, 0), "%64", "%65", "%66", "%67", "%68",
                  "%69", "%70");
@@ -100,9 +111,20 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[64], uint32_t r0, uint32_t r
   }
 }
 
-// d (+)= a b, N = 64, both in shared memory. kTransA: A is stored [k][m].
+// d (+)= a b, N = 32, both in shared memory. kTransA: A is stored [k][m].
 template <int kTransA, int kTransB>
-__device__ __forceinline__ void wgmma_ss(float (&d)[32], uint64_t left, uint64_t right,
+__device__ __forceinline__ void wgmma_ss(float (&d)[16], Operand left, Operand right,
+                                         bool accumulate) {
+  if (accumulate) {
+    GDN_WGMMA_SS("32", GDN_NAMES16, GDN_ACC16("+f", d, 0), "%16", "%17", "%18", "%19", "%20");
+  } else {
+    GDN_WGMMA_SS("32", GDN_NAMES16, GDN_ACC16("=f", d, 0), "%16", "%17", "%18", "%19", "%20");
+  }
+}
+
+// The same with N = 64.
+template <int kTransA, int kTransB>
+__device__ __forceinline__ void wgmma_ss(float (&d)[32], Operand left, Operand right,
                                          bool accumulate) {
   if (accumulate) {
     GDN_WGMMA_SS("64", GDN_NAMES32, GDN_ACC32("+f", d, 0), "%32", "%33", "%34", "%35", "%36");
@@ -113,7 +135,7 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[32], uint64_t left, uint64_t
 
 // The same with N = 128.
 template <int kTransA, int kTransB>
-__device__ __forceinline__ void wgmma_ss(float (&d)[64], uint64_t left, uint64_t right,
+__device__ __forceinline__ void wgmma_ss(float (&d)[64], Operand left, Operand right,
                                          bool accumulate) {
   if (accumulate) {
     GDN_WGMMA_SS("128", GDN_NAMES64, GDN_ACC64("+f", d, 0), "%64", "%65", "%66", "%67", "%68");
@@ -125,8 +147,10 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[64], uint64_t left, uint64_t
 #undef GDN_WGMMA_SS
 #undef GDN_WGMMA_RS
 #undef GDN_ACC8
+#undef GDN_ACC16
 #undef GDN_ACC32
 #undef GDN_ACC64
+#undef GDN_NAMES16
 #undef GDN_NAMES32
 #undef GDN_NAMES64
 
