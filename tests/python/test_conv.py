@@ -119,6 +119,29 @@ def test_errors_name_the_argument_on_every_rank():
     group.run(main)
 
 
+@pytest.mark.parametrize("dtype,bar", [(torch.float64, 1e-12), (torch.float32, 1e-5),
+                                       (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("W", [2, 4])
+@pytest.mark.parametrize("documents", [False, True])
+def test_where_it_runs(device, documents, W, dtype, bar):
+    """Rows on the device under test: values and gradients of the fp64 convolution, bitwise twice."""
+    on_host = operands(97, 33, W, dtype=dtype)
+    cu = CU if documents else [0, 97]
+    want = reference(*(t.double() for t in on_host), "silu", cu)
+    dy = torch.randn(1, 97, 33).to(dtype)
+    wanted = torch.autograd.grad(want, on_host, dy.double())
+    offsets = torch.tensor(cu) if documents else None
+    runs = []
+    for _ in range(2):
+        leaves = [t.detach().to(device).requires_grad_() for t in on_host]
+        y = gdn_kcp.causal_conv1d(*leaves, "silu", offsets)
+        assert y.dtype == dtype and y.device.type == device
+        runs.append((y.detach(), *torch.autograd.grad(y, leaves, dy.to(device))))
+    for got, again, exact in zip(*runs, (want, *wanted)):
+        assert torch.equal(got, again)
+        assert (got.cpu().double() - exact).norm() <= bar * exact.norm()
+
+
 @pytest.mark.parametrize("W", [1, 2, 4])
 @pytest.mark.parametrize("with_prefix", [False, True])
 def test_the_composed_form_is_the_compiled_one(W, with_prefix):
