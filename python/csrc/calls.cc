@@ -260,9 +260,8 @@ Gradients start_backward(Session& session, const Inputs& in, const MaybeTensor& 
     pending->blocks.push_back(usable_saved(*saved, problem.device));
     kept = memory_of(pending->blocks.back());
   }
-  pending->call =
-      value_of(gdn::Call::backward(prepared.context, args, memory_of(block),
-                                   saved ? &kept : nullptr, stream));
+  pending->call = value_of(gdn::Call::backward(prepared.context, args, memory_of(block),
+                                               saved ? &kept : nullptr, stream));
   out.pending = pending;
   return out;
 }

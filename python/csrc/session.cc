@@ -44,6 +44,7 @@ std::shared_ptr<const Prepared> Session::prepare(const gdn::Problem& problem, in
   for (const Entry& entry : entries_) {
     if (entry.exchange == options.exchange && entry.problem == problem) return entry.prepared;
   }
+  const auto guard = guard_for(problem.device);
   auto context = value_of(gdn::Context::make(partition_, rank_, problem, options));
   Bytes bytes;
   bytes.forward = context.forward_workspace_bytes();

@@ -27,7 +27,7 @@ struct Prepared {
 
   gdn::Context context;
   Bytes bytes;
-  Tensor resident;  // the plan's tables on the device
+  Tensor resident;          // the plan's tables on the device
   mutable StreamUses uses;  // of the tables; freed before them
 };
 
@@ -104,8 +104,8 @@ std::shared_ptr<gdn::Partition> partition_at(int64_t handle);
 std::shared_ptr<Session> session_at(int64_t handle, const MaybeTensor& cu_seqlens, int64_t batch,
                                     int64_t length);
 
-// A CUDA graph that a call without a Context is captured in reads the call's tables at every replay:
-// they are kept for good.
+// A CUDA graph that a call without a Context is captured in reads the call's tables at every
+// replay: they are kept for good.
 void keep_if_captured(const std::shared_ptr<const Prepared>& prepared, gdn::Stream stream);
 
 void note_path(std::shared_ptr<const Prepared> prepared);
