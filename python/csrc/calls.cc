@@ -152,6 +152,9 @@ Forward start_forward(Session& session, const Inputs& in, const MaybeTensor& wor
   const bool v_first = in.flags & kStateVFirst;
   auto pending = std::make_shared<Pending>();
   pending->prepared = session.prepare(problem, exchange_of(in.flags));
+  const gdn::Stream stream = current_stream(problem.device);
+  pending->read.emplace(pending->prepared, stream);
+  if (session.is_cached()) keep_if_captured(pending->prepared, stream);
   const gdn::Context& context = pending->prepared->context;
 
   gdn::ForwardArgs args;
@@ -172,7 +175,6 @@ Forward start_forward(Session& session, const Inputs& in, const MaybeTensor& wor
     args.final_state = state_view("final_state", out.final_state, v_first);
   }
   const Tensor block = workspace_for(workspace, pending->prepared->bytes.forward, problem.device);
-  const gdn::Stream stream = current_stream(problem.device);
   pending->blocks = {block};
   pending->kept = kept_inputs(in);
   pending->kept.insert(pending->kept.end(), {out.o, out.final_state});
@@ -201,6 +203,9 @@ Gradients start_backward(Session& session, const Inputs& in, const MaybeTensor& 
   const bool v_first = in.flags & kStateVFirst;
   auto pending = std::make_shared<Pending>();
   pending->prepared = session.prepare(problem, exchange_of(in.flags));
+  const gdn::Stream stream = current_stream(problem.device);
+  pending->read.emplace(pending->prepared, stream);
+  if (session.is_cached()) keep_if_captured(pending->prepared, stream);
   const Prepared& prepared = *pending->prepared;
 
   gdn::BackwardArgs args;
@@ -255,9 +260,8 @@ Gradients start_backward(Session& session, const Inputs& in, const MaybeTensor& 
     pending->blocks.push_back(usable_saved(*saved, problem.device));
     kept = memory_of(pending->blocks.back());
   }
-  pending->call =
-      value_of(gdn::Call::backward(prepared.context, args, memory_of(block),
-                                   saved ? &kept : nullptr, current_stream(problem.device)));
+  pending->call = value_of(gdn::Call::backward(prepared.context, args, memory_of(block),
+                                               saved ? &kept : nullptr, stream));
   out.pending = pending;
   return out;
 }

@@ -28,6 +28,7 @@ struct Pending {
   std::shared_ptr<const Prepared> prepared;
   std::vector<Tensor> kept;    // inputs and outputs
   std::vector<Tensor> blocks;  // workspace and saved set: where messages lie
+  std::optional<TablesRead> read;
   std::optional<gdn::Call> call;
   gdn::Message message;
 };

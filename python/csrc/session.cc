@@ -1,6 +1,7 @@
 #include "session.h"
 
 #include <list>
+#include <set>
 
 namespace gdn_torch {
 namespace {
@@ -20,7 +21,8 @@ class PackingCache {
       }
     }
     auto partition = value_of(gdn::Partition::make(cu_seqlens, 1, gdn::Layout::kContiguous));
-    sessions_.push_front(std::make_shared<Session>(std::move(partition), 0, gdn::ContextOptions{}));
+    sessions_.push_front(
+        std::make_shared<Session>(std::move(partition), 0, gdn::ContextOptions{}, true));
     if (sessions_.size() > kCachedPackings) sessions_.pop_back();
     return sessions_.front();
   }
@@ -42,17 +44,20 @@ std::shared_ptr<const Prepared> Session::prepare(const gdn::Problem& problem, in
   for (const Entry& entry : entries_) {
     if (entry.exchange == options.exchange && entry.problem == problem) return entry.prepared;
   }
+  const auto guard = guard_for(problem.device);
   auto context = value_of(gdn::Context::make(partition_, rank_, problem, options));
   Bytes bytes;
   bytes.forward = context.forward_workspace_bytes();
   bytes.backward = context.backward_workspace_bytes(true);
   bytes.recompute = context.backward_workspace_bytes(false);
   bytes.saved = context.saved_bytes();
+  const int64_t resident = context.resident_bytes();
   auto prepared = std::make_shared<Prepared>(
-      Prepared{std::move(context), bytes, aligned_bytes(0, problem.device)});
-  if (const int64_t resident = prepared->context.resident_bytes(); resident > 0) {
-    prepared->resident = aligned_bytes(resident, problem.device);
-    check(prepared->context.upload(memory_of(prepared->resident), current_stream(problem.device)));
+      std::move(context), bytes, aligned_bytes(resident, problem.device), problem.device);
+  if (resident > 0) {
+    const gdn::Stream stream = current_stream(problem.device);
+    check(prepared->context.upload(memory_of(prepared->resident), stream));
+    prepared->uses.after_write(stream);
   }
   entries_.push_back({problem, options.exchange, prepared});
   return entries_.back().prepared;
@@ -64,7 +69,11 @@ void Session::refill(gdn::Partition partition) {
   const auto fill = [](const Entry& entry, const gdn::Partition& with) {
     const gdn::Device device = entry.problem.device;
     const auto guard = guard_for(device);
-    return entry.prepared->context.refill(with, current_stream(device));
+    const gdn::Stream stream = current_stream(device);
+    entry.prepared->uses.before_write(stream);
+    gdn::Status status = entry.prepared->context.refill(with, stream);
+    if (status && entry.prepared->resident.numel() > 0) entry.prepared->uses.after_write(stream);
+    return status;
   };
   for (size_t i = 0; i < entries_.size(); ++i) {
     const gdn::Status status = fill(entries_[i], partition);
@@ -103,6 +112,21 @@ std::shared_ptr<Session> session_at(int64_t handle, const MaybeTensor& cu_seqlen
   std::vector<int64_t> equal(static_cast<size_t>(batch) + 1);
   for (size_t i = 0; i < equal.size(); ++i) equal[i] = static_cast<int64_t>(i) * length;
   return cache->get(equal);
+}
+
+TablesRead::~TablesRead() {
+  try {
+    prepared_->uses.after_read(stream_);
+  } catch (const std::exception&) {  // the device has failed: every later call says so
+  }
+}
+
+void keep_if_captured(const std::shared_ptr<const Prepared>& prepared, gdn::Stream stream) {
+  if (prepared->resident.numel() == 0 || !is_capturing(stream)) return;
+  static std::mutex mutex;
+  static auto* kept = new std::set<std::shared_ptr<const Prepared>>;
+  std::lock_guard lock(mutex);
+  kept->insert(prepared);
 }
 
 void note_path(std::shared_ptr<const Prepared> prepared) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "registry.h"
+#include "stream_uses.h"
 #include "views.h"
 
 namespace gdn_torch {
@@ -19,20 +20,45 @@ struct Bytes {
   int64_t saved = 0;
 };
 
-// One shape of heads. `resident`: the plan's tables on the device.
+// One shape of heads.
 struct Prepared {
+  Prepared(gdn::Context made, const Bytes& counted, Tensor tables, gdn::Device device)
+      : context(std::move(made)), bytes(counted), resident(std::move(tables)), uses(device) {}
+
   gdn::Context context;
   Bytes bytes;
-  Tensor resident;
+  Tensor resident;          // the plan's tables on the device
+  mutable StreamUses uses;  // of the tables; freed before them
+};
+
+// A call that reads the tables on a stream, while it lives.
+class TablesRead {
+ public:
+  TablesRead(std::shared_ptr<const Prepared> prepared, gdn::Stream stream)
+      : prepared_(std::move(prepared)), stream_(stream) {
+    prepared_->uses.before_read(stream_);
+  }
+  ~TablesRead();
+  TablesRead(const TablesRead&) = delete;
+  TablesRead& operator=(const TablesRead&) = delete;
+
+ private:
+  std::shared_ptr<const Prepared> prepared_;
+  gdn::Stream stream_;
 };
 
 class Session {
  public:
-  Session(gdn::Partition partition, int rank, gdn::ContextOptions options)
-      : partition_(std::move(partition)), rank_(rank), options_(std::move(options)) {}
+  // `cached`: of calls without a Context; it goes when others came.
+  Session(gdn::Partition partition, int rank, gdn::ContextOptions options, bool cached = false)
+      : partition_(std::move(partition)),
+        rank_(rank),
+        options_(std::move(options)),
+        cached_(cached) {}
 
   const gdn::Partition& partition() const { return partition_; }
   int rank() const { return rank_; }
+  bool is_cached() const { return cached_; }
 
   // Another packing for all its contexts, present and to come; their tables follow on the device's
   // current stream.
@@ -51,6 +77,7 @@ class Session {
   gdn::Partition partition_;
   int rank_;
   gdn::ContextOptions options_;
+  bool cached_;
   std::mutex mutex_;
   std::vector<Entry> entries_;
 };
@@ -76,6 +103,10 @@ std::shared_ptr<gdn::Partition> partition_at(int64_t handle);
 // of `length` tokens each), from a small cache compared by content.
 std::shared_ptr<Session> session_at(int64_t handle, const MaybeTensor& cu_seqlens, int64_t batch,
                                     int64_t length);
+
+// A CUDA graph that a call without a Context is captured in reads the call's tables at every
+// replay: they are kept for good.
+void keep_if_captured(const std::shared_ptr<const Prepared>& prepared, gdn::Stream stream);
 
 void note_path(std::shared_ptr<const Prepared> prepared);
 std::string last_path();

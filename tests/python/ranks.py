@@ -1,5 +1,6 @@
 """Packed inputs over ranks, and the results of all ranks put together again."""
 
+import reference
 import torch
 
 import gdn_kcp
@@ -30,7 +31,7 @@ def over_ranks(partition, inputs, do, *, call=None, **options):
     group = gdn_kcp.InProcessGroup(partition.world_size, timeout=60)
 
     def main(rank):
-        ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
+        ctx = gdn_kcp.build_context(partition, group, rank, reference.DEVICE)
         local = local_rows(partition, rank, inputs)
         o = call(*local, ctx)
         gradient = do[:, partition.token_indices(rank)]

@@ -6,12 +6,13 @@ import weakref
 import pytest
 import torch
 from ranks import local_rows
-from reference import make
+from reference import assert_close, dims, gates, make, placed
 from torch.utils.checkpoint import checkpoint
 
 import gdn_kcp
 
 CU = torch.tensor([0, 70, 71, 130])
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def run(*inputs, **options):
@@ -26,7 +27,7 @@ def grads(o, inputs, do):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint_is_bitwise(reentrant, dtype):
     inputs = make(130, 2, 4, 32, 32, dtype=dtype)
-    do = torch.randn(1, 130, 4, 32).to(dtype)
+    do = torch.randn_like(inputs[2].detach())
     run(*inputs).backward(do)
     want = [t.grad for t in inputs]
     for t in inputs:
@@ -53,16 +54,16 @@ class Collectives:
 
 @pytest.mark.parametrize("exchange", ["a2a", "allgather"])
 @pytest.mark.parametrize("mode", ["plain", "reentrant", "non-reentrant", "handle", "handle-re"])
-def test_checkpoint_over_ranks(mode, exchange):
+def test_checkpoint_over_ranks(device, mode, exchange):
     """Bitwise the plain gradients; with a RecomputeHandle no collective in the recompute."""
     W = 3
     inputs = make(130, 2, 4, 16, 16)
-    do = torch.randn(1, 130, 4, 16, dtype=torch.float64)
+    do = torch.randn_like(inputs[2].detach())
     partition = gdn_kcp.partition(CU, W, "zigzag_per_document")
     group = gdn_kcp.InProcessGroup(W, timeout=60)
 
     def main(rank):
-        ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
+        ctx = gdn_kcp.build_context(partition, group, rank, device)
         counter = Collectives(ctx)
         rows = partition.token_indices(rank)
 
@@ -89,9 +90,9 @@ def test_checkpoint_over_ranks(mode, exchange):
     assert group.run(main) == [(2 * per_pass, 2 * per_pass + recomputed)] * W
 
 
-def test_a_recompute_handle_serves_one_checkpoint():
+def test_a_recompute_handle_serves_one_checkpoint(device):
     inputs = make(130, 1, 2, 16, 16)
-    ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, 1), None, 0, "cpu")
+    ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, 1), None, 0, device)
     handle = gdn_kcp.RecomputeHandle()
     first = gdn_kcp.chunk_gdn_kcp(*inputs, ctx, recompute_handle=handle)
     with pytest.raises(gdn_kcp.InvalidArgumentError, match="recompute_handle: expected the shapes"):
@@ -140,7 +141,7 @@ def test_saved_tensors_changed_in_place_are_detected():
 @pytest.mark.parametrize("needed", [(0,), (1,), (2,), (3,), (4,), (0, 3), (1, 2, 4)])
 def test_some_inputs_require_grad(needed):
     inputs = make(130, 1, 2, 16, 16)
-    do = torch.randn(1, 130, 2, 16, dtype=torch.float64)
+    do = torch.randn_like(inputs[2].detach())
     want = grads(run(*inputs), inputs, do)
     partial = [t.detach().requires_grad_(i in needed) for i, t in enumerate(inputs)]
     run(*partial).backward(do)
@@ -164,17 +165,16 @@ def test_loss_on_o_only_on_the_final_state_only_on_both(loss):
         {"o": losses()[0], "final": losses()[1], "both": sum(losses())}[loss], inputs)
     for i, d in enumerate(got):
         want = parts["o"][i] + parts["final"][i] if loss == "both" else parts[loss][i]
-        assert torch.allclose(d, want, rtol=1e-10, atol=1e-12)
+        assert_close("d" + "qkvg"[i] if i < 4 else "dbeta", d, want, 1e-10)
 
 
 def test_one_leaf_used_twice():
-    k = torch.nn.functional.normalize(torch.randn(1, 130, 2, 16, dtype=torch.float64), dim=-1)
-    k.requires_grad_()
     inputs = make(130, 2, 2, 16, 16)
+    k = inputs[1]
     run(k, k, *inputs[2:]).sum().backward()
     a, b = (k.detach().clone().requires_grad_() for _ in range(2))
     run(a, b, *inputs[2:]).sum().backward()
-    assert torch.allclose(k.grad, a.grad + b.grad, rtol=0, atol=1e-14)
+    assert_close("dk", k.grad, a.grad + b.grad, 1e-14)
 
 
 @pytest.mark.parametrize("kind", ["slice", "expanded", "transposed", "batch"])
@@ -183,11 +183,14 @@ def test_do_of_any_strides(kind):
     inputs = [t.detach().reshape(B, T, *t.shape[2:]).requires_grad_()
               for t in make(B * T, 1, 2, 16, 16)]
     o, _ = gdn_kcp.chunk_gated_delta_rule(*inputs)
+    D = o.shape[-1]
+    wide, turned, batch = placed(torch.randn(B, T, 2, 3 * D), torch.randn(B, T, D, 2),
+                                 torch.randn(T, B, 2, D), dtype=o.dtype)
     do = {
-        "slice": torch.randn(B, T, 2, 48, dtype=torch.float64)[..., 16:32],
-        "expanded": torch.tensor(0.5, dtype=torch.float64).expand(B, T, 2, 16),
-        "transposed": torch.randn(B, T, 16, 2, dtype=torch.float64).transpose(2, 3),
-        "batch": torch.randn(T, B, 2, 16, dtype=torch.float64).transpose(0, 1),
+        "slice": wide[..., D : 2 * D],
+        "expanded": placed(torch.tensor(0.5), dtype=o.dtype).expand(B, T, 2, D),
+        "transposed": turned.transpose(2, 3),
+        "batch": batch.transpose(0, 1),
     }[kind]
     got = torch.autograd.grad(o, inputs, do, retain_graph=True)
     want = torch.autograd.grad(o, inputs, do.contiguous())
@@ -195,11 +198,12 @@ def test_do_of_any_strides(kind):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_slices_of_rows_are_taken_as_they_are(dtype):
+def test_slices_of_rows_are_taken_as_they_are(dtype, device):
     """q, k, v of one row and g, beta of another: bitwise as contiguous, gradients in place."""
-    H, HV, D, T = 2, 4, 32, 130
-    row = torch.randn(1, T, (2 * H + HV) * D + 24).to(dtype).requires_grad_()
-    gates = (-torch.rand(1, T, 2 * HV + 3)).requires_grad_()
+    H, HV, D, T = 2, 4, dims(32, 32)[0], 130
+    dtype = torch.bfloat16 if device == "cuda" else dtype
+    row = placed(torch.randn(1, T, (2 * H + HV) * D + 24), dtype=dtype).requires_grad_()
+    gates = placed(-torch.rand(1, T, 2 * HV + 3), dtype=torch.float32).requires_grad_()
 
     def parts(row, gates):
         q = row[..., 8 : 8 + H * D].view(1, T, H, D)  # 16-byte aligned, not 128
@@ -207,7 +211,7 @@ def test_slices_of_rows_are_taken_as_they_are(dtype):
         v = row[..., 16 + 2 * H * D : -8].view(1, T, HV, D)
         return q, k, v, gates[..., :HV], gates[..., HV : 2 * HV].neg()
 
-    do = torch.randn(1, T, HV, D).to(dtype)
+    do = placed(torch.randn(1, T, HV, D), dtype=dtype)
     views = parts(row, gates)
     assert views[0].storage_offset() == 8
     o = run(*views, use_qk_l2norm_in_kernel=True)
@@ -230,9 +234,9 @@ def test_gradients_have_the_dtype_of_their_input(gate):
     assert all(t.grad.dtype == t.dtype for t in inputs)
 
 
-def test_autocast_casts_q_k_v():
-    inputs = make(130, 1, 2, 16, 16, dtype=torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
+def test_autocast_casts_q_k_v(device):
+    inputs = [t.detach().float().requires_grad_() for t in make(130, 1, 2, 16, 16)]
+    with torch.autocast(device, torch.bfloat16):
         o = run(*inputs)
     assert o.dtype == torch.bfloat16
     o.float().sum().backward()
@@ -243,8 +247,7 @@ def test_autocast_casts_q_k_v():
 
 def test_parameters_of_a_bf16_model():
     inputs = make(130, 1, 2, 16, 16, dtype=torch.bfloat16)
-    A_log = torch.randn(2).bfloat16().requires_grad_()
-    dt_bias = torch.randn(2).bfloat16().requires_grad_()
+    A_log, dt_bias = (gates(2).bfloat16().requires_grad_() for _ in range(2))
     run(*inputs, use_gate_in_kernel=True, A_log=A_log, dt_bias=dt_bias).sum().backward()
     assert A_log.grad.dtype == torch.bfloat16 and dt_bias.grad.abs().sum() > 0
 
@@ -277,37 +280,52 @@ def test_a_second_derivative_is_refused():
 
 
 class Allocations:
-    """Bytes that torch allocated on the CPU within the block, freed ones included."""
+    """Bytes that torch allocated within the block, freed ones included."""
+
+    def __init__(self, device):
+        self.cuda = device == "cuda"
+
+    @staticmethod
+    def _on_gpu() -> int:
+        torch.cuda.synchronize()
+        return torch.cuda.memory_stats()["allocated_bytes.all.allocated"]
 
     def __enter__(self):
+        if self.cuda:
+            self.bytes = -self._on_gpu()
+            return self
         activity = torch.profiler.ProfilerActivity.CPU
         self.profile = torch.profiler.profile(activities=[activity], profile_memory=True)
         self.profile.__enter__()
         return self
 
     def __exit__(self, *error):
+        if self.cuda:
+            self.bytes += self._on_gpu()
+            return
         self.profile.__exit__(*error)
         events = self.profile.profiler.kineto_results.events()
         self.bytes = sum(max(e.nbytes(), 0) for e in events if e.name() == "[memory]")
 
 
-def test_views_are_not_copied():
+def test_views_are_not_copied(device):
     """Slices of rows cost the forward and the operator's backward no byte more than leaves do."""
-    H, HV, D, T = 2, 4, 32, 1000
-    row = torch.randn(1, T, (2 * H + HV) * D + 16).bfloat16()
-    gates = -torch.rand(1, T, 2 * HV)
+    H, HV, D, T = 2, 4, dims(32, 32)[0], 1000
+    row = placed(torch.randn(1, T, (2 * H + HV) * D + 16), dtype=torch.bfloat16)
+    gates = placed(-torch.rand(1, T, 2 * HV), dtype=torch.float32)
     q, k, v = (part.unflatten(-1, (-1, D))
                for part in row[..., 8:-8].split([H * D, H * D, HV * D], -1))
     views = [t.detach().requires_grad_() for t in (q, k, v, gates[..., :HV], gates[..., HV:])]
     copies = [t.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
               for t in views]
     assert not any(t.is_contiguous() for t in views)
-    do = torch.randn(1, T, HV, 2 * D).bfloat16()[..., D:]
+    do = placed(torch.randn(1, T, HV, 2 * D), dtype=torch.bfloat16)[..., D:]
     spent = []
+    gdn_kcp.chunk_gated_delta_rule(*views, use_qk_l2norm_in_kernel=True)  # makes the tables
     for inputs in (views, copies):
-        with Allocations() as forward:
+        with Allocations(device) as forward:
             o = gdn_kcp.chunk_gated_delta_rule(*inputs, use_qk_l2norm_in_kernel=True)[0]
-        with Allocations() as backward:
+        with Allocations(device) as backward:
             torch.autograd.grad(o, inputs, do)
         spent.append((forward.bytes, backward.bytes))
     assert spent[0] == spent[1] and spent[0][0] >= v.numel() * 2

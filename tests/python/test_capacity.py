@@ -1,14 +1,16 @@
-"""Contexts of a capacity, refilled with other packings; and graph="replay" with a stand-in for CUDA's
-graphs, which the CPU does not have: the same copies, keys and gradients."""
+"""Contexts of a capacity, refilled with other packings; and graph="replay", on the CPU with a stand-in
+for CUDA's graphs: the same copies, keys and gradients."""
 
 import pytest
+import reference
 import torch
-from reference import make
+from reference import assert_close, make, states
 
 import gdn_kcp
 from gdn_kcp import replay
 
 ROWS, FRAGMENTS = 96, 4
+pytestmark = pytest.mark.usefixtures("device")
 PACKINGS = ([0, 40, 96], [0, 96], [0, 0, 7, 7, 50], [0], [0, 1, 2, 3, 96])
 
 
@@ -17,16 +19,23 @@ def equal(a, b):
 
 
 def operands(rows=ROWS):
-    """q, k, v, g, beta of [1, T, ..] in fp32, no leaves."""
+    """q, k, v, g, beta of [1, T, ..], no leaves."""
     return [t.detach() for t in make(rows, 1, 2, 32, 32, dtype=torch.float32)]
 
 
 def context(cu, **capacity):
-    return gdn_kcp.build_context(gdn_kcp.partition(cu, 1), None, 0, "cpu", **capacity)
+    partition = gdn_kcp.partition(cu, 1)
+    return gdn_kcp.build_context(partition, None, 0, reference.DEVICE, **capacity)
 
 
 def roomy(cu):
     return context(cu, max_tokens=ROWS, max_fragments=FRAGMENTS)
+
+
+def shape():
+    """Of the operands, for byte queries."""
+    v = operands(1)[2]
+    return dict(H_qk=1, HV=2, head_dim=v.shape[-1], dtype=v.dtype)
 
 
 def run(ctx, inputs, **options):
@@ -51,15 +60,15 @@ def test_refilled_contexts_are_bitwise_those_of_the_packing_alone():
 
 def test_byte_counts_are_those_of_the_capacity():
     ctx = roomy([0, 96])
-    before = gdn_kcp.context.call_bytes(ctx, H_qk=1, HV=2, head_dim=32, dtype=torch.float32)
+    before = gdn_kcp.context.call_bytes(ctx, **shape())
     ctx.refill(gdn_kcp.partition([0, 1], 1))
-    after = gdn_kcp.context.call_bytes(ctx, H_qk=1, HV=2, head_dim=32, dtype=torch.float32)
+    after = gdn_kcp.context.call_bytes(ctx, **shape())
     assert before == after
 
 
 def test_states_have_a_row_for_every_document_of_the_capacity():
     q, k, v, g, beta = operands()
-    state = torch.randn(FRAGMENTS, 2, 32, 32)
+    state = states(FRAGMENTS, 2, 32, 32).float()
     ctx = roomy([0, 50])
     _, final = gdn_kcp.chunk_gated_delta_rule(
         q, k, v, g, beta, initial_state=state, output_final_state=True, cp_context=ctx
@@ -69,6 +78,7 @@ def test_states_have_a_row_for_every_document_of_the_capacity():
     assert not torch.equal(final[0], state[0])
 
 
+@pytest.mark.cpu_only(reason="test_conv.py")
 def test_the_convolution_follows_a_refill():
     x, weight = torch.randn(1, ROWS, 8), torch.randn(8, 4)
     ctx = roomy([0, 96])
@@ -78,13 +88,13 @@ def test_the_convolution_follows_a_refill():
         equal(gdn_kcp.causal_conv1d(x, weight, cp_context=ctx), want)
 
 
-def test_ranks_refill_together():
+def test_ranks_refill_together(device):
     group = gdn_kcp.InProcessGroup(2)
     inputs = operands()
 
     def rank_main(rank):
         first = gdn_kcp.partition([0, 96], 2)
-        ctx = gdn_kcp.build_context(first, group, rank, "cpu", max_tokens=64, max_fragments=3)
+        ctx = gdn_kcp.build_context(first, group, rank, device, max_tokens=64, max_fragments=3)
         with pytest.raises(gdn_kcp.InvalidArgumentError, match="partition: expected the same"):
             ctx.refill(gdn_kcp.partition([0, 96] if rank else [0, 50, 96], 2))
         with pytest.raises(gdn_kcp.InvalidArgumentError, match="max_tokens: expected at least 65"):
@@ -94,14 +104,14 @@ def test_ranks_refill_together():
         rows = ctx.token_indices()
         mine = []
         for t in inputs:
-            padded = torch.full((64, *t.shape[2:]), float("nan"), dtype=t.dtype)
+            padded = t.new_full((64, *t.shape[2:]), float("nan"))
             padded[: len(rows)] = t[0, rows]
             mine.append(padded)
         return rows, gdn_kcp.chunk_gdn_kcp(*mine, ctx)
 
     want = gdn_kcp.chunk_gdn_kcp(*inputs, context([0, 70, 96]))[0]
     for rows, o in group.run(rank_main):
-        torch.testing.assert_close(o[: len(rows)], want[rows], rtol=1e-4, atol=1e-5)
+        assert_close("o", o[: len(rows)], want[rows], 1e-5)
         assert not o[len(rows) :].any()
 
 
@@ -121,6 +131,7 @@ def test_what_does_not_fit_names_the_argument():
         context([0, 50]).refill(gdn_kcp.partition([0, 50], 1))
 
 
+@pytest.mark.cpu_only(reason="replays there")
 def test_replay_on_the_cpu_is_refused_by_name():
     ws = gdn_kcp.Workspace(0)
     with pytest.raises(gdn_kcp.UnsupportedError, match="graph: expected 'off' on cpu"):
@@ -130,9 +141,19 @@ def test_replay_on_the_cpu_is_refused_by_name():
 
 
 @pytest.fixture
-def graphs(monkeypatch):
-    """Stands in for CUDA graphs: replaying runs the call again on the graph's own inputs."""
+def graphs(device, monkeypatch):
+    """The outputs of each capture. On the CPU replaying runs the call again on the graph's own inputs."""
     captures = []
+    real = replay.capture
+
+    def watched(run_it):
+        outputs, fill = real(run_it)
+        captures.append(outputs)
+        return outputs, fill
+
+    if device == "cuda":
+        monkeypatch.setattr(replay, "capture", watched)
+        return captures
 
     def capture(run_it):
         outputs = tuple(torch.full_like(t, 7) for t in run_it())
@@ -155,11 +176,8 @@ def graphs(monkeypatch):
 
 
 def workspace(ctx):
-    return gdn_kcp.Workspace(
-        gdn_kcp.workspace_bytes(
-            ctx, H_qk=1, HV=2, head_dim=32, dtype=torch.float32, save_for_backward=False
-        )
-    )
+    nbytes = gdn_kcp.workspace_bytes(ctx, save_for_backward=False, **shape())
+    return gdn_kcp.Workspace(nbytes, reference.DEVICE)
 
 
 @pytest.mark.parametrize("save_mode", ["light", "none"])
@@ -211,13 +229,14 @@ def test_kinds_are_captured_apart(graphs):
 def test_packed_gradients_stay_one_row(graphs):
     ctx = roomy([0, 40, 96])
     ws = workspace(ctx)
-    row = torch.randn(ROWS, (2 * 1 + 2) * 32)
-    _, _, _, g, beta = operands()
+    _, _, v, g, beta = operands()
+    row = torch.randn(ROWS, (2 * 1 + 2) * v.shape[-1]).to(v.device, v.dtype)
 
     def gradient(**options):
         qkv = row.clone().requires_grad_()
         q, k, v = gdn_kcp.packed_qkv_views(qkv, H_qk=1, HV=2)
-        o = gdn_kcp.chunk_gdn_kcp(q, k, v, g.view(ROWS, 2), beta.view(ROWS, 2), ctx, **options)
+        o = gdn_kcp.chunk_gdn_kcp(
+            q, k, v, g.view(ROWS, 2), beta.view(ROWS, 2), ctx, use_qk_l2norm_in_kernel=True, **options)
         o.square().sum().backward()
         return qkv.grad
 

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import reference
 import torch
-from reference import BARS, assert_close, make, recurrence
+from reference import BARS, assert_close, gates, make, recurrence, states
 
 import gdn_kcp
 
 NAMES = ("q", "k", "v", "g", "beta")
+pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.every_head_dim]
 
 
 def check(inputs, cu, bar, *, h0=None, state_v_first=False, gate=None, **options):
@@ -69,8 +71,8 @@ def check(inputs, cu, bar, *, h0=None, state_v_first=False, gate=None, **options
 def test_packed_documents(dtype, heads):
     H, HV = heads
     inputs = make(150, H, HV, 64, 64, dtype=dtype)
-    h0 = (0.1 * torch.randn(5, HV, 64, 64)).to(
-        torch.float64 if dtype == torch.float64 else torch.float32).requires_grad_()
+    state = torch.float64 if inputs[0].dtype == torch.float64 else torch.float32
+    h0 = states(5, HV, 64, 64, 0.1).to(state).requires_grad_()
     check(inputs, [0, 65, 65, 66, 130, 150], BARS[dtype], h0=h0)
 
 
@@ -79,6 +81,7 @@ def test_lengths_around_a_chunk(T):
     check(make(T, 1, 2, 16, 32), [0, T], 1e-11)
 
 
+@pytest.mark.cpu_only(reason="the CUDA backends take 64 and 128")
 def test_head_dims_that_only_the_reference_takes():
     check(make(20, 1, 2, 6, 10), [0, 20], 1e-11)
     assert gdn_kcp.last_path().backend == "reference"
@@ -91,12 +94,12 @@ def test_activations_in_the_kernel(sigmoid, neg, gate, norm):
     inputs = make(70, 2, 4, 32, 16)
     parameters = None
     if gate:
-        inputs[3] = torch.randn(1, 70, 4, dtype=torch.float64).requires_grad_()
-        A_log = torch.randn(4, dtype=torch.float64).requires_grad_()
-        dt = torch.randn(4, dtype=torch.float64).requires_grad_() if gate == "dt_bias" else None
+        inputs[3] = gates(1, 70, 4).requires_grad_()
+        A_log = gates(4).requires_grad_()
+        dt = gates(4).requires_grad_() if gate == "dt_bias" else None
         parameters = (A_log, dt)
     if sigmoid:
-        inputs[4] = torch.randn(1, 70, 4, dtype=torch.float64).requires_grad_()
+        inputs[4] = gates(1, 70, 4).requires_grad_()
     check(
         inputs, [0, 30, 70], 1e-10, gate=parameters, scale=0.3, use_qk_l2norm_in_kernel=norm,
         use_beta_sigmoid_in_kernel=sigmoid, allow_neg_eigval=neg,
@@ -104,7 +107,7 @@ def test_activations_in_the_kernel(sigmoid, neg, gate, norm):
 
 
 def test_state_v_first():
-    h0 = torch.randn(2, 2, 16, 32, dtype=torch.float64).requires_grad_()
+    h0 = states(2, 2, 16, 32).requires_grad_()
     check(make(40, 1, 2, 16, 32), [0, 10, 40], 1e-11, h0=h0, state_v_first=True)
 
 
@@ -125,7 +128,7 @@ def test_dense_batch_equals_packed_documents():
     rows = make(B * T, 2, 4, 16, 16)
     dense = [t.detach().reshape(B, T, *t.shape[2:]).requires_grad_() for t in rows]
     cu = torch.arange(B + 1) * T
-    h0 = torch.randn(B, 4, 16, 16, dtype=torch.float64)
+    h0 = states(B, 4, 16, 16)
     a, fa = gdn_kcp.chunk_gated_delta_rule(
         *rows, cu_seqlens=cu, initial_state=h0, output_final_state=True)
     b, fb = gdn_kcp.chunk_gated_delta_rule(*dense, initial_state=h0, output_final_state=True)
@@ -147,15 +150,16 @@ def test_rows_without_a_batch_dimension():
 @pytest.mark.parametrize("T,cu", [(0, [0]), (0, [0, 0]), (5, [0]), (5, [0, 0, 0])])
 def test_no_tokens(T, cu):
     inputs = make(T, 1, 2, 16, 16)
-    h0 = torch.randn(len(cu) - 1, 2, 16, 16, dtype=torch.float64).requires_grad_()
+    h0 = states(len(cu) - 1, 2, 16, 16).requires_grad_()
     o, final = gdn_kcp.chunk_gated_delta_rule(
         *inputs, initial_state=h0, output_final_state=True, cu_seqlens=torch.tensor(cu))
-    assert o.shape == (1, T, 2, 16) and torch.equal(final, h0)
+    assert o.shape == inputs[2].shape and torch.equal(final, h0)
     (o.sum() + final.square().sum()).backward()
     assert torch.equal(h0.grad, 2 * h0)
     assert all((t.grad == 0).all() for t in inputs)
 
 
+@pytest.mark.cpu_only(reason="needs fp64")
 @pytest.mark.parametrize("heads", [(1, 2)])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("gate", [False, True])
@@ -181,6 +185,7 @@ def test_gradcheck(heads, norm, gate):
     assert torch.autograd.gradcheck(f, (*inputs, h0, *extra), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.cpu_only(reason="needs fp64")
 @pytest.mark.parametrize("options", [
     dict(scale=0.7), dict(state_v_first=True), dict(use_beta_sigmoid_in_kernel=True),
     dict(use_gate_in_kernel=True, A_log=torch.tensor([0.3, -0.2], dtype=torch.float64)),
@@ -191,8 +196,8 @@ def test_gradcheck_of_the_other_options(options, dense):
     B, T, HV = (2, 4, 2) if dense else (1, 9, 2)
     inputs = [t.detach().reshape(B, T, *t.shape[2:]).requires_grad_()
               for t in make(B * T, HV, HV, 4, 3)]
-    dims = (3, 4) if options.get("state_v_first") else (4, 3)
-    h0 = torch.randn(2, HV, *dims, dtype=torch.float64).requires_grad_()
+    state = (3, 4) if options.get("state_v_first") else (4, 3)
+    h0 = torch.randn(2, HV, *state, dtype=torch.float64).requires_grad_()
     cu = None if dense else torch.tensor([0, 5, 8])
 
     def f(q, k, v, g, beta, h0):
@@ -218,7 +223,7 @@ def test_gates_that_forget_everything():
 def test_one_document_does_not_see_the_others():
     inputs = make(150, 2, 4, 32, 32, dtype=torch.float32, decay=1e-3)
     cu = torch.tensor([0, 70, 71, 150])
-    do = torch.randn(1, 150, 4, 32)
+    do = torch.randn_like(inputs[2].detach())
 
     def run():
         o, _ = gdn_kcp.chunk_gated_delta_rule(*inputs, cu_seqlens=cu)
@@ -240,15 +245,16 @@ def digest_of_a_run() -> str:
     inputs = make(130, 2, 4, 64, 64, dtype=torch.bfloat16)
     o, _ = gdn_kcp.chunk_gated_delta_rule(*inputs, cu_seqlens=torch.tensor([0, 66, 130]))
     results = (o, *torch.autograd.grad(o, inputs, torch.ones_like(o)))
-    data = b"".join(t.detach().view(torch.uint8).numpy().tobytes() for t in results)
+    data = b"".join(t.detach().cpu().view(torch.uint8).numpy().tobytes() for t in results)
     return hashlib.sha256(data).hexdigest()
 
 
-def test_bitwise_repeatable():
+def test_bitwise_repeatable(device):
     """100 runs, and a process of its own with another number of threads."""
     assert len({digest_of_a_run() for _ in range(100)}) == 1
     here = Path(__file__).resolve().parent
-    code = "from test_chunk import digest_of_a_run; print(digest_of_a_run())"
+    code = (f"import reference as r; r.DEVICE, r.HEAD_DIM = {device!r}, {reference.HEAD_DIM}\n"
+            "from test_chunk import digest_of_a_run; print(digest_of_a_run())")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), *sys.path]),
            "GDN_NUM_THREADS": "3"}
     other = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)

@@ -2,14 +2,16 @@
 
 import pytest
 import torch
-from reference import make
+from reference import assert_close, dims, make, on_gpu
 
 import gdn_kcp
 
 CU = torch.tensor([0, 40, 90])
+pytestmark = pytest.mark.usefixtures("device")
 TESTS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
+@pytest.mark.cpu_only(reason="its inputs are fp64")
 @pytest.mark.parametrize("case", ["plain", "documents", "all"])
 def test_opcheck_chunk(case):
     inputs = make(90, 1, 2, 16, 32)
@@ -23,6 +25,13 @@ def test_opcheck_chunk(case):
     torch.library.opcheck(torch.ops.gdn_kcp.chunk.default, args, test_utils=TESTS)
 
 
+def test_opcheck_chunk_in_bf16():
+    inputs = make(90, 1, 2, 16, 16, dtype=torch.bfloat16)
+    args = (*inputs, None, None, None, CU, None, 1, True)
+    torch.library.opcheck(torch.ops.gdn_kcp.chunk.default, args, test_utils=TESTS)
+
+
+@pytest.mark.cpu_only(reason="its inputs are fp64")
 def test_opcheck_backward_and_conv():
     inputs = [t.detach() for t in make(90, 1, 2, 16, 16)]
     do = torch.randn(1, 90, 2, 16, dtype=torch.float64)
@@ -64,12 +73,20 @@ class Block(torch.nn.Module):
         return x + self.out(o.flatten(-2))
 
 
+def block_and_rows():
+    """A block and its x [1, T, width]; on a GPU in bf16 but for A_log."""
+    block, x = Block(D=dims(16, 16)[0]), torch.randn(1, 90, 24)
+    if on_gpu():
+        block, x = block.to("cuda", torch.bfloat16), x.to("cuda", torch.bfloat16)
+        block.A_log.data = block.A_log.data.float()
+    return block, x
+
+
 @pytest.mark.parametrize("context", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compiled_block_has_no_graph_break(dynamic, context):
-    block = Block()
-    x = torch.randn(1, 90, 24)
-    ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, 1), None, 0, "cpu") if context else None
+def test_compiled_block_has_no_graph_break(dynamic, context, device):
+    block, x = block_and_rows()
+    ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, 1), None, 0, device) if context else None
     compiled = torch.compile(block, backend="aot_eager", fullgraph=True, dynamic=dynamic)
     results = []
     for f in (block, compiled):
@@ -80,12 +97,11 @@ def test_compiled_block_has_no_graph_break(dynamic, context):
         results.append([y.detach(), *(p.grad.clone() for p in used)])
     assert len(results[0]) == len(results[1])
     for a, b in zip(*results):
-        assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)
+        assert_close("of the block", a, b, 1e-5)
 
 
 def test_other_packings_do_not_recompile():
-    block = Block()
-    x = torch.randn(1, 90, 24)
+    block, x = block_and_rows()
     compiled = torch.compile(block, backend="aot_eager", fullgraph=True, dynamic=False)
     with torch.no_grad():
         compiled(x, CU)
@@ -93,4 +109,4 @@ def test_other_packings_do_not_recompile():
         other = torch.tensor([0, 10, 85])
         y = compiled(x, other)
         assert not torch._dynamo.utils.counters["stats"].get("unique_graphs")
-        assert torch.allclose(y, block(x, other), rtol=1e-5, atol=1e-6)
+        assert_close("y", y, block(x, other), 1e-5)

@@ -119,20 +119,43 @@ def test_errors_name_the_argument_on_every_rank():
     group.run(main)
 
 
-@pytest.mark.parametrize("W", [1, 2, 4])
-@pytest.mark.parametrize("with_prefix", [False, True])
-def test_the_composed_form_is_the_compiled_one(W, with_prefix):
-    from gdn_kcp.conv import composed_conv
+@pytest.mark.parametrize("dtype,bar", [(torch.float64, 1e-12), (torch.float32, 1e-5),
+                                       (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("W", [2, 4])
+@pytest.mark.parametrize("documents", [False, True])
+def test_where_it_runs(device, documents, W, dtype, bar):
+    """Rows on the device under test: values and gradients of the fp64 convolution, bitwise twice."""
+    on_host = operands(97, 33, W, dtype=dtype)
+    cu = CU if documents else [0, 97]
+    want = reference(*(t.double() for t in on_host), "silu", cu)
+    dy = torch.randn(1, 97, 33).to(dtype)
+    wanted = torch.autograd.grad(want, on_host, dy.double())
+    offsets = torch.tensor(cu) if documents else None
+    runs = []
+    for _ in range(2):
+        leaves = [t.detach().to(device).requires_grad_() for t in on_host]
+        y = gdn_kcp.causal_conv1d(*leaves, "silu", offsets)
+        assert y.dtype == dtype and y.device.type == device
+        runs.append((y.detach(), *torch.autograd.grad(y, leaves, dy.to(device))))
+    for got, again, exact in zip(*runs, (want, *wanted)):
+        assert torch.equal(got, again)
+        assert (got.cpu().double() - exact).norm() <= bar * exact.norm()
 
-    x, weight, b = operands(100, 6, W)
-    cu = torch.tensor(CU)
-    prefix = None
-    if with_prefix:
-        prefix = torch.randn(len(CU) - 1, W - 1, 6, dtype=torch.float64).requires_grad_()
-    leaves = [t for t in (x, weight, b, prefix) if t is not None and t.numel()]
-    a = composed_conv(x, weight, b, prefix, cu, True)
-    c = torch.ops.gdn_kcp.conv(x, weight, b, prefix, cu, True)
+
+@pytest.mark.parametrize("W", [1, 2, 4])
+@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize("form", ["documents", "prefix", "batch", "rows"])
+def test_the_composed_form_is_the_compiled_one(W, silu, form):
+    from gdn_kcp.conv import composed_conv, composed_conv_backward
+
+    x, weight, b = (t.detach() for t in operands(100, 6, W, dtype=torch.float64))
+    cu = torch.tensor(CU) if form in ("documents", "prefix") else None
+    x = {"batch": x.view(4, 25, 6), "rows": x[0]}.get(form, x)
+    prefix = torch.randn(len(CU) - 1, W - 1, 6).double() if form == "prefix" else None
+    args = (x, weight, None if form == "rows" else b, prefix, cu, silu)
+    a, c = composed_conv(*args), torch.ops.gdn_kcp.conv(*args)
     assert torch.allclose(a, c, rtol=1e-12, atol=1e-13)
-    dy = torch.randn_like(a)
-    for d, r in zip(torch.autograd.grad(a, leaves, dy), torch.autograd.grad(c, leaves, dy)):
-        assert torch.allclose(d, r, rtol=1e-11, atol=1e-12)
+    dy = torch.randn_like(x)
+    pairs = zip(composed_conv_backward(*args, dy), torch.ops.gdn_kcp.conv_backward(*args, dy))
+    for d, r in pairs:
+        assert d.shape == r.shape and torch.allclose(d, r.to(d.dtype), rtol=1e-11, atol=1e-12)

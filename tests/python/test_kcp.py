@@ -5,11 +5,12 @@ import pickle
 import pytest
 import torch
 from ranks import LAYOUTS, local_rows, over_ranks
-from reference import assert_close, make
+from reference import assert_close, gates, make, states
 
 import gdn_kcp
 
 CU = [0, 70, 70, 71, 200, 260]
+pytestmark = pytest.mark.usefixtures("device")
 EXPLICIT_3 = [
     [(3, 60, 69), (0, 0, 30)],
     [],
@@ -33,7 +34,7 @@ def compare(got, want, bar):
 @pytest.mark.parametrize("W", [1, 2, 3, 4, 5, 8])
 def test_layouts(layout, W):
     inputs = make(CU[-1], 2, 4, 32, 16)
-    do = torch.randn(1, CU[-1], 4, 16, dtype=torch.float64)
+    do = torch.randn_like(inputs[2].detach())
     partition = gdn_kcp.partition(CU, W, layout)
     compare(over_ranks(partition, inputs, do), one_rank(inputs, CU, do), 1e-11)
 
@@ -42,7 +43,7 @@ def test_layouts(layout, W):
 @pytest.mark.parametrize("save_mode", ["light", "none"])
 def test_exchange_and_saving(exchange, save_mode):
     inputs = make(CU[-1], 2, 4, 32, 16)
-    do = torch.randn(1, CU[-1], 4, 16, dtype=torch.float64)
+    do = torch.randn_like(inputs[2].detach())
     partition = gdn_kcp.partition(CU, 3, "zigzag_per_document")
     got = over_ranks(partition, inputs, do, exchange=exchange, save_mode=save_mode, scale=0.2,
                      use_qk_l2norm_in_kernel=True)
@@ -51,7 +52,7 @@ def test_exchange_and_saving(exchange, save_mode):
 
 def test_explicit_table_with_an_empty_rank():
     inputs = make(CU[-1], 1, 2, 16, 16)
-    do = torch.randn(1, CU[-1], 2, 16, dtype=torch.float64)
+    do = torch.randn_like(inputs[2].detach())
     partition = gdn_kcp.partition(CU, 3, "explicit", EXPLICIT_3)
     compare(over_ranks(partition, inputs, do), one_rank(inputs, CU, do), 1e-11)
 
@@ -64,14 +65,14 @@ def test_explicit_table_with_an_empty_rank():
 def test_documents_that_end_beside_a_cut(W, cu, layout):
     """Cuts one token before, at and after a document's end; fewer tokens than ranks; empty ones."""
     inputs = make(cu[-1], 1, 2, 16, 16)
-    do = torch.randn(1, cu[-1], 2, 16, dtype=torch.float64)
+    do = torch.randn_like(inputs[2].detach())
     partition = gdn_kcp.partition(cu, W, layout)
     compare(over_ranks(partition, inputs, do), one_rank(inputs, cu, do), 1e-11)
 
 
 def test_ranks_are_bitwise_repeatable():
     inputs = make(CU[-1], 2, 4, 32, 32, dtype=torch.bfloat16)
-    do = torch.randn(1, CU[-1], 4, 32).bfloat16()
+    do = torch.randn_like(inputs[2].detach())
     partition = gdn_kcp.partition(CU, 3, "zigzag")
     first = over_ranks(partition, inputs, do)
     for _ in range(20):
@@ -81,7 +82,7 @@ def test_ranks_are_bitwise_repeatable():
 
 def test_given_cut_points():
     inputs = make(20, 1, 2, 16, 16)
-    do = torch.randn(1, 20, 2, 16, dtype=torch.float64)
+    do = torch.randn_like(inputs[2].detach())
     cuts = [[0, 1, 1, 9, 12], [0, 0, 3, 3, 8]]
     partition = gdn_kcp.partition([0, 12, 20], 2, "zigzag_per_document", cut_points=cuts)
     assert [tuple(f) for f in partition.fragments(0)] == [(0, 0, 1), (0, 9, 3), (1, 3, 5)]
@@ -91,19 +92,19 @@ def test_given_cut_points():
 @pytest.mark.parametrize("dtype,bar", [(torch.float32, 1e-5), (torch.bfloat16, 6e-3)])
 def test_rounded_operands(dtype, bar):
     inputs = make(CU[-1], 2, 4, 64, 64, dtype=dtype)
-    do = torch.randn(1, CU[-1], 4, 64).to(dtype)
+    do = torch.randn_like(inputs[2].detach())
     partition = gdn_kcp.partition(CU, 2, "zigzag")
     compare(over_ranks(partition, inputs, do), one_rank(inputs, CU, do), bar)
 
 
-def test_states_and_activations_over_ranks():
+def test_states_and_activations_over_ranks(device):
     """cp_context of the drop-in: states by owner, gates and betas in the kernel."""
     W, HV = 3, 4
     inputs = make(CU[-1], 2, HV, 16, 32)
-    inputs[3] = torch.randn(1, CU[-1], HV, dtype=torch.float64).requires_grad_()
-    h0 = torch.randn(len(CU) - 1, HV, 16, 32, dtype=torch.float64)
-    A_log, dt_bias = torch.randn(2, HV, dtype=torch.float64)
-    do = torch.randn(1, CU[-1], HV, 32, dtype=torch.float64)
+    inputs[3] = gates(1, CU[-1], HV).requires_grad_()
+    h0 = states(len(CU) - 1, HV, 16, 32)
+    A_log, dt_bias = gates(2, HV)
+    do = torch.randn_like(inputs[2].detach())
     dfinal = torch.randn_like(h0)
     options = dict(use_gate_in_kernel=True, output_final_state=True,
                    use_beta_sigmoid_in_kernel=True)
@@ -120,32 +121,34 @@ def test_states_and_activations_over_ranks():
     group = gdn_kcp.InProcessGroup(W, timeout=60)
 
     def main(rank):
-        ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
+        ctx = gdn_kcp.build_context(partition, group, rank, device)
         rows = partition.token_indices(rank)
         return call([t[:, rows] for t in inputs], h0, A_log, dt_bias, do[:, rows], cp_context=ctx)
 
     parts = group.run(main)
     for rank, part in enumerate(parts):
         rows = partition.token_indices(rank)
-        for i in (0, 2, 3, 4, 5, 6):
-            assert_close(str(i), part[i], whole[i][:, rows], 1e-10)
-    for i in (1, 7, 8, 9):  # states of their owners, and partial sums
-        assert_close(str(i), sum(part[i] for part in parts), whole[i], 1e-10)
+        for i, name in enumerate(("o", "", "dq", "dk", "dv", "dg", "dbeta")):
+            if name:
+                assert_close(name, part[i], whole[i][:, rows], 1e-10)
+    # States of their owners, and partial sums.
+    for i, name in ((1, "final_state"), (7, "dinitial_state"), (8, "dA_log"), (9, "ddt_bias")):
+        assert_close(name, sum(part[i] for part in parts), whole[i], 1e-10)
 
 
-def test_explicit_halves_and_byte_queries():
+def test_explicit_halves_and_byte_queries(device):
     inputs = [t.detach() for t in make(CU[-1], 2, 4, 32, 32, dtype=torch.float32)]
-    do = torch.randn(1, CU[-1], 4, 32)
+    do = torch.randn_like(inputs[2].detach())
     want = one_rank(inputs, CU, do)
     partition = gdn_kcp.partition(CU, 2, "contiguous")
-    shape = dict(H_qk=2, HV=4, head_dim=32, dtype=torch.float32)
+    shape = dict(H_qk=2, HV=4, head_dim=inputs[0].shape[-1], dtype=inputs[0].dtype)
 
     def halves(*a):
         *local, ctx = a
         local = [t.detach() for t in local]
         rows = partition.token_indices(ctx.rank)
         workspace = gdn_kcp.Workspace(
-            gdn_kcp.workspace_bytes(ctx, save_for_backward=False, **shape))
+            gdn_kcp.workspace_bytes(ctx, save_for_backward=False, **shape), device)
         o, saved = gdn_kcp.chunk_gdn_kcp_forward(*local, ctx, workspace=workspace)
         assert saved.block.numel() == gdn_kcp.saved_bytes(ctx, **shape)
         sent = gdn_kcp.comm_bytes(ctx, **shape)
@@ -156,7 +159,7 @@ def test_explicit_halves_and_byte_queries():
         none = gdn_kcp.chunk_gdn_kcp_forward(*local, ctx, save_for_backward=False)
         assert none[1] is None and torch.equal(none[0], o)
         with pytest.raises(gdn_kcp.WorkspaceTooSmallError, match="workspace: expected at least"):
-            gdn_kcp.chunk_gdn_kcp_forward(*local, ctx, workspace=gdn_kcp.Workspace(64))
+            gdn_kcp.chunk_gdn_kcp_forward(*local, ctx, workspace=gdn_kcp.Workspace(64, device))
         with pytest.raises(gdn_kcp.InvalidArgumentError, match="saved: expected the set of"):
             gdn_kcp.chunk_gdn_kcp_backward(*local, ctx, do[:, rows], saved=saved, scale=0.5)
         return (o, *kept)
@@ -164,12 +167,13 @@ def test_explicit_halves_and_byte_queries():
     group = gdn_kcp.InProcessGroup(2, timeout=60)
     results = group.run(lambda rank: halves(
         *local_rows(partition, rank, inputs),
-        gdn_kcp.build_context(partition, group, rank, "cpu")))
+        gdn_kcp.build_context(partition, group, rank, device)))
     for rank, got in enumerate(results):
         rows = partition.token_indices(rank)
         compare(got, [t[:, rows] for t in want], 1e-5)
 
 
+@pytest.mark.cpu_only(reason="other backends cut other segments")
 @pytest.mark.parametrize("exchange,records", [("allgather", [3, 5, 4]), ("a2a", [1, 3, 2])])
 def test_saved_bytes_are_the_documented_formula(exchange, records):
     """One document over three ranks, one segment each: S_in of ranks 1 and 2, M of rank 1, and the
@@ -186,21 +190,21 @@ def test_saved_bytes_are_the_documented_formula(exchange, records):
 
 
 @pytest.mark.parametrize("cu", [[0, 32768], [0, 12000, 21000, 27000, 30768, 32768]])
-def test_memory_per_token_is_below_the_published(cu):
+def test_memory_per_token_is_below_the_published(cu, device):
     """At 16/48 heads FlashQLA saves 6.2 KiB a token beyond the inputs and takes 44 in passing."""
-    ctx = gdn_kcp.build_context(gdn_kcp.partition(cu, 1), None, 0, "cpu")
+    ctx = gdn_kcp.build_context(gdn_kcp.partition(cu, 1), None, 0, device)
     kib = 1024 * cu[-1]
     assert gdn_kcp.saved_bytes(ctx, H_qk=16, HV=48) < 6.2 * kib
     assert gdn_kcp.workspace_bytes(ctx, H_qk=16, HV=48, save_for_backward=False) < 44 * kib
 
 
-def test_an_error_on_one_rank_reaches_all():
+def test_an_error_on_one_rank_reaches_all(device):
     partition = gdn_kcp.partition([0, 40], 2)
     inputs = make(40, 1, 2, 16, 16)
     group = gdn_kcp.InProcessGroup(2, timeout=60)
 
     def main(rank):
-        ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
+        ctx = gdn_kcp.build_context(partition, group, rank, device)
         local = local_rows(partition, rank, inputs)
         wrong = list(local)
         if rank == 1:
@@ -212,7 +216,8 @@ def test_an_error_on_one_rank_reaches_all():
         o = gdn_kcp.chunk_gdn_kcp(*local, ctx)  # the next correct call works
         do = o.detach()
         bad = do.float() if rank == 0 else do
-        with pytest.raises(gdn_kcp.InvalidArgumentError, match="rank 0: do: expected float64"):
+        own = str(do.dtype).removeprefix("torch.")
+        with pytest.raises(gdn_kcp.InvalidArgumentError, match=f"rank 0: do: expected {own}"):
             gdn_kcp.chunk_gdn_kcp_backward(*[t.detach() for t in local], ctx, bad)
         plain = [t.detach() for t in local]
         _, saved = gdn_kcp.chunk_gdn_kcp_forward(*plain, ctx)
@@ -223,15 +228,16 @@ def test_an_error_on_one_rank_reaches_all():
 
     messages = group.run(main)
     assert messages[0] == messages[1]
-    assert messages[0].startswith("rank 1: k: expected [20, 1, 16], got [20, 1, 8]")
+    K = inputs[0].shape[-1]
+    assert messages[0].startswith(f"rank 1: k: expected [20, 1, {K}], got [20, 1, 8]")
 
 
-def test_a_rank_that_leaves_is_no_hang():
+def test_a_rank_that_leaves_is_no_hang(device):
     partition = gdn_kcp.partition([0, 40], 2)
     group = gdn_kcp.InProcessGroup(2, timeout=60)
 
     def main(rank):
-        ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
+        ctx = gdn_kcp.build_context(partition, group, rank, device)
         if rank == 1:
             raise KeyError("gone")
         gdn_kcp.chunk_gdn_kcp(*local_rows(partition, rank, make(40, 1, 1, 16, 16)), ctx)
@@ -240,13 +246,13 @@ def test_a_rank_that_leaves_is_no_hang():
         group.run(main)
 
 
-def test_different_partitions_are_refused():
+def test_different_partitions_are_refused(device):
     group = gdn_kcp.InProcessGroup(2, timeout=60)
 
     def main(rank):
         partition = gdn_kcp.partition([0, 40 + rank], 2)
         with pytest.raises(gdn_kcp.InvalidArgumentError, match="partition: expected the same"):
-            gdn_kcp.build_context(partition, group, rank, "cpu")
+            gdn_kcp.build_context(partition, group, rank, device)
 
     group.run(main)
 
@@ -282,6 +288,7 @@ def test_bad_partitions_name_the_argument(make_it, message):
         make_it()
 
 
+@pytest.mark.cpu_only(reason="nothing runs")
 def test_capacity_and_groups_are_checked():
     p = gdn_kcp.partition([0, 40], 1)
     with pytest.raises(gdn_kcp.InvalidArgumentError, match="max_tokens: expected at least 40"):

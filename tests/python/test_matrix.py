@@ -7,24 +7,27 @@ inputs, whole and head by head.
 import pytest
 import torch
 from ranks import LAYOUTS, over_ranks
-from reference import BARS, assert_close
+from reference import BARS, assert_close, dims, on_gpu, placed
 from torch.nn.functional import logsigmoid, normalize, softplus
 
 import gdn_kcp
 
 NAMES = ("o", "final_state", "dq", "dk", "dv", "dg", "dbeta", "dinitial_state")
 BF16, FP32 = torch.bfloat16, torch.float32
+pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.every_head_dim]
 
 
 def operands(B, T, H, HV, D, *, n=1.0, masked=0.0, norm=False, uniform=True, dtype=FP32):
     """q, k, v, g, beta: uniform in [0, 1) or normal; g = logsigmoid / n, some gates exactly 0."""
     draw = torch.rand if uniform else torch.randn
+    D, dtype = dims(D, D)[0], BF16 if on_gpu() else dtype
     q, k = (draw(B, T, H, D, dtype=torch.float64) for _ in range(2))
     if not norm:
         q, k = normalize(q, dim=-1), normalize(k, dim=-1)
     v = draw(B, T, HV, D, dtype=torch.float64)
     g = logsigmoid(draw(B, T, HV)) / n * (torch.rand(B, T, HV) >= masked)
-    return [*(t.to(dtype) for t in (q, k, v)), g, torch.rand(B, T, HV).sigmoid()]
+    rows = placed(q, k, v, dtype=dtype)
+    return [*rows, *placed(g, torch.rand(B, T, HV).sigmoid(), dtype=FP32)]
 
 
 def results(inputs, h0, do, dfinal, **options):
@@ -36,19 +39,24 @@ def results(inputs, h0, do, dfinal, **options):
 
 @pytest.fixture
 def check(monkeypatch):
-    """Runs a case on the CPU backend and on the reference, with random h0, do and dfinal."""
+    """Runs a case on the device's backend and on the reference, with random h0, do and dfinal."""
 
     def run(inputs, documents, bar=None, **options):
         HV, K, V = inputs[2].shape[2], inputs[0].shape[3], inputs[2].shape[3]
         h0, dfinal = torch.randn(2, documents, HV, K, V)
         do = torch.randn(inputs[2].shape).to(inputs[2].dtype)
-        got = results(inputs, h0, do, dfinal, **options)
-        assert gdn_kcp.last_path().backend == "cpu"
         with monkeypatch.context() as patch:
             patch.setenv("GDN_BACKEND", "reference")
-            exact = [t.double() for t in inputs]
+            exact = [t.double().cpu() for t in inputs]
             want = results(exact, h0.double(), do.double(), dfinal.double(), **options)
             assert gdn_kcp.last_path().backend == "reference"
+        h0, do, dfinal = (t.to(inputs[2].device) for t in (h0, do, dfinal))
+        there = {n: t.to(h0.device) if n in ("A_log", "dt_bias") else t for n, t in options.items()}
+        got = results(inputs, h0, do, dfinal, **there)
+        if not on_gpu():
+            assert gdn_kcp.last_path().backend == "cpu"
+        elif K == 128 and torch.cuda.get_device_capability() == (9, 0):
+            assert gdn_kcp.last_path().backend == "cuda-sm90a"
         for name, a, b in zip(NAMES, got, want):
             assert_close(name, a, b, bar or BARS[inputs[0].dtype])
 
@@ -88,7 +96,7 @@ def test_documents(check, H, HV, D, cu, slack):
 def test_batches_of_heads_that_decay_from_not_at_all_to_strongly(check, B, T):
     inputs = operands(B, T, 2, 4, 64, uniform=False)
     A = torch.linspace(0, 16, 4)
-    inputs[3] = -A * softplus(torch.randn(B, T, 4))
+    inputs[3] = placed(-A * softplus(torch.randn(B, T, 4)))
     check(inputs, B)
 
 
@@ -96,7 +104,7 @@ def test_batches_of_heads_that_decay_from_not_at_all_to_strongly(check, B, T):
 @pytest.mark.parametrize("negative", [False, True])
 def test_activations_in_the_kernel(check, T, negative):
     inputs = operands(1, T, 2, 4, 64, uniform=False)
-    inputs[3:] = [torch.randn(1, T, 4), torch.randn(1, T, 4)]
+    inputs[3:] = placed(torch.randn(1, T, 4), torch.randn(1, T, 4))
     check(inputs, 1, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True,
           A_log=torch.rand(4).mul(16).log(), dt_bias=torch.randn(4),
           use_beta_sigmoid_in_kernel=True, allow_neg_eigval=negative)
@@ -104,15 +112,15 @@ def test_activations_in_the_kernel(check, T, negative):
 
 def test_more_documents_times_heads_than_a_grid_has_blocks():
     """2,050 documents of 32 heads, 65,600 in all: bitwise as the two halves."""
-    documents, length, heads, D = 2050, 16, 32, 16
+    documents, length, heads, D = 2050, 16, 32, dims(16, 16)[0]
     inputs = operands(1, documents * length, heads, heads, D)
-    dfinal = torch.randn(documents, heads, D, D)
+    dfinal = placed(torch.randn(documents, heads, D, D))
     do = torch.randn_like(inputs[2])
 
     def part(first, last):
         rows = slice(first * length, last * length)
         cu = torch.arange(last - first + 1) * length
-        return results([t[:, rows] for t in inputs], torch.zeros(last - first, heads, D, D),
+        return results([t[:, rows] for t in inputs], torch.zeros_like(dfinal[first:last]),
                        do[:, rows], dfinal[first:last], cu_seqlens=cu)
 
     whole, halves = part(0, documents), [part(0, 1025), part(1025, documents)]
@@ -136,7 +144,7 @@ def test_ranks(lengths, W, layout):
     cu = torch.tensor([0, *lengths]).cumsum(0)
     T = int(cu[-1])
     inputs = operands(1, T, 1, 2, 64, uniform=False, dtype=BF16)
-    do = torch.randn(1, T, 2, 64).bfloat16()
+    do = torch.randn_like(inputs[2])
     partition = gdn_kcp.partition(cu, W, layout)
     got = over_ranks(partition, inputs, do)
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
@@ -147,6 +155,7 @@ def test_ranks(lengths, W, layout):
         assert_close(name, a, b, 5e-3 if any(cuts) else 1e-3)
 
 
+@pytest.mark.cpu_only(reason="test_conv.py")
 @pytest.mark.parametrize("lengths", [[513, 511], [257, 255, 257, 255], [512, 1, 511]])
 @pytest.mark.parametrize("W", [2, 4])
 def test_convolution_over_ranks(lengths, W):
@@ -179,12 +188,12 @@ GATES = {
 @pytest.mark.parametrize("T", [129, 4096])
 def test_gates(check, gates, T):
     inputs = operands(1, T, 1, 2, 64, uniform=False)
-    inputs[3] = GATES[gates]((1, T, 2)).clone()
+    inputs[3] = placed(GATES[gates]((1, T, 2)).clone())
     check(inputs, 1)
 
 
 def duplicated(k):
-    return k[:, torch.randint(4, (k.shape[1],))]
+    return k[:, torch.randint(4, (k.shape[1],))].contiguous()
 
 
 def correlated(k):
@@ -192,7 +201,7 @@ def correlated(k):
 
 
 def some_zero(k):
-    return k.clone().index_fill(1, torch.arange(3, k.shape[1], 7), 0)
+    return k.clone().index_fill(1, torch.arange(3, k.shape[1], 7, device=k.device), 0)
 
 
 @pytest.mark.parametrize("keys,norm", [

@@ -5,27 +5,47 @@ All forms give bitwise the same values.
 
 import pytest
 import torch
+from reference import assert_close, dims, placed, states
 from torch.utils.checkpoint import checkpoint
 
 import gdn_kcp
 from gdn_kcp import packed as packed_module
 
-H, HV, D, T = 2, 4, 16, 90
+H, HV, T = 2, 4, 90
 CU = torch.tensor([0, 40, 90])
+pytestmark = pytest.mark.usefixtures("device")
 
 
-def row_and_gates():
-    row = torch.randn(1, T, (2 * H + HV) * D, dtype=torch.float64)
-    g = torch.nn.functional.logsigmoid(torch.randn(1, T, HV, dtype=torch.float64))
-    return row.requires_grad_(), g, torch.rand(1, T, HV, dtype=torch.float64)
+def dim(row):
+    return row.shape[-1] // (2 * H + HV)
+
+
+def rows(*shape):
+    """Random operands: fp64, or bf16 on a GPU."""
+    state = states(1, 1, 1, 1)
+    return placed(torch.randn(*shape), dtype=torch.bfloat16 if state.is_cuda else state.dtype)
+
+
+def row_and_gates(*lead):
+    """A packed row [1, T, ..] and its g, beta."""
+    lead, like = lead or (1, T), states(1, 1, 16, 16)
+    row = rows(*lead, (2 * H + HV) * dims(16, 16)[0])
+    g = torch.nn.functional.logsigmoid(torch.randn(*lead, HV))
+    return row.requires_grad_(), *placed(g, torch.rand(*lead, HV), dtype=like.dtype)
+
+
+def gradient(row):
+    return rows(1, T, HV, dim(row))
 
 
 def split_views(row):
+    D = dim(row)
     q, k, v = row.split([H * D, H * D, HV * D], -1)
     return q.unflatten(-1, (H, D)), k.unflatten(-1, (H, D)), v.unflatten(-1, (HV, D))
 
 
 def slices(row):
+    D = dim(row)
     return (row[..., : H * D].view(1, T, H, D), row[..., H * D : 2 * H * D].view(1, T, H, D),
             row[..., 2 * H * D :].view(1, T, HV, D))
 
@@ -70,8 +90,9 @@ def layouts(monkeypatch):
 def test_views_are_views_of_one_node():
     row, _, _ = row_and_gates()
     q, k, v = views(row)
+    D, size = dim(row), row.element_size()
     assert q.shape == (1, T, H, D) and k.shape == (1, T, H, D) and v.shape == (1, T, HV, D)
-    assert [t.data_ptr() - row.data_ptr() for t in (q, k, v)] == [0, H * D * 8, 2 * H * D * 8]
+    assert [t.data_ptr() - row.data_ptr() for t in (q, k, v)] == [0, H * D * size, 2 * H * D * size]
     assert q.grad_fn is k.grad_fn is v.grad_fn
     assert all(torch.equal(a, b) for a, b in zip((q, k, v), split_views(row)))
 
@@ -86,7 +107,7 @@ def test_views_are_views_of_one_node():
 ])
 def test_each_form_has_its_layout_and_the_same_values(layouts, form, packed):
     row, g, beta = row_and_gates()
-    do = torch.randn(1, T, HV, D, dtype=torch.float64)
+    do = gradient(row)
     (want,) = torch.autograd.grad(call(*split_views(row), g, beta), row, do)
     layouts.packed.clear()
     (got,) = torch.autograd.grad(call(*form(row), g, beta), row, do)
@@ -95,8 +116,9 @@ def test_each_form_has_its_layout_and_the_same_values(layouts, form, packed):
 
 
 def test_leaves_are_separate(layouts):
-    q, k, v = (torch.randn(1, T, h, D).requires_grad_() for h in (H, H, HV))
-    call(q, k, v, -torch.rand(1, T, HV), torch.rand(1, T, HV)).sum().backward()
+    row, g, beta = row_and_gates()
+    q, k, v = (t.detach().clone().requires_grad_() for t in split_views(row))
+    call(q, k, v, g, beta).sum().backward()
     assert layouts.packed == [False] and q.grad.is_contiguous()
 
 
@@ -108,13 +130,13 @@ def test_order_of_the_three_matters(layouts):
 
 
 def test_a_row_with_gaps_is_separate(layouts):
-    wide = torch.randn(1, T, (2 * H + HV) * D + 8, dtype=torch.float64).requires_grad_()
-    _, g, beta = row_and_gates()
+    like, g, beta = row_and_gates()
+    wide = rows(1, T, like.shape[-1] + 8).requires_grad_()
     row = wide[..., :-8]
     q, k, v = views(row)
     call(q, k, v, g, beta).sum().backward()
     assert layouts.packed == [False]
-    assert torch.equal(wide.grad[..., -8:], torch.zeros(1, T, 8, dtype=torch.float64))
+    assert (wide.grad[..., -8:] == 0).all()
 
 
 def test_the_packed_row_is_the_gradient_without_a_copy(layouts):
@@ -132,7 +154,7 @@ def test_the_packed_row_is_the_gradient_without_a_copy(layouts):
 def test_checkpoint_layouts(layouts, reentrant, inside):
     """Non-reentrant keeps the original forward's choice; a reentrant re-run makes its own."""
     row, g, beta = row_and_gates()
-    do = torch.randn(1, T, HV, D, dtype=torch.float64)
+    do = gradient(row)
     (want,) = torch.autograd.grad(call(*split_views(row), g, beta), row, do)
     layouts.packed.clear()
     if inside:
@@ -169,7 +191,7 @@ def test_a_replaced_gradient_is_concatenated(layouts):
     q, k, v = views(row)
     k.register_hook(lambda d: 2 * d)
     call(q, k, v, g, beta).square().sum().backward()
-    want = want.clone()
+    want, D = want.clone(), dim(row)
     want[..., H * D : 2 * H * D] *= 2
     assert layouts.concatenated == [True] and torch.equal(row.grad, want)
 
@@ -179,7 +201,7 @@ def test_missing_gradients_are_zeros(used):
     row, _, _ = row_and_gates()
     q, k, v = views(row)
     sum((q, k, v)[i].square().sum() for i in used).backward()
-    want = torch.zeros_like(row)
+    want, D = torch.zeros_like(row), dim(row)
     for i in used:
         part = [slice(0, H * D), slice(H * D, 2 * H * D), slice(2 * H * D, None)][i]
         want[..., part] = 2 * row.detach()[..., part]
@@ -192,7 +214,7 @@ def test_a_view_used_twice_adds_up():
         call(*split_views(row), g, beta).sum() + split_views(row)[1].square().sum(), row)
     q, k, v = views(row)
     (call(q, k, v, g, beta).sum() + k.square().sum()).backward()
-    assert torch.allclose(row.grad, want, rtol=0, atol=1e-14)
+    assert_close("row", row.grad, want, 1e-14)
 
 
 def test_in_place_changes_of_a_view_are_refused():
@@ -204,11 +226,11 @@ def test_in_place_changes_of_a_view_are_refused():
     q.mul_(2)  # nothing requires grad
 
 
-def test_explicit_backward_decides_from_pointers_and_strides():
+def test_explicit_backward_decides_from_pointers_and_strides(device):
     row, g, beta = row_and_gates()
     row = row.detach()
-    ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, 1), None, 0, "cpu")
-    do = torch.randn(1, T, HV, D, dtype=torch.float64)
+    ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, 1), None, 0, device)
+    do = gradient(row)
     results = []
     for form in (views, split_views, slices):
         out = gdn_kcp.chunk_gdn_kcp_backward(*form(row), g, beta, ctx, do)
@@ -221,8 +243,9 @@ def test_explicit_backward_decides_from_pointers_and_strides():
         assert all(torch.equal(a, b) for a, b in zip(out, other))
 
 
+@pytest.mark.cpu_only(reason="nothing runs")
 def test_bad_arguments_are_named():
-    row = torch.randn(1, T, (2 * H + HV) * D)
+    row = torch.randn(1, T, (2 * H + HV) * 16)
     with pytest.raises(gdn_kcp.InvalidArgumentError, match=r"qkv: expected stride\(-1\) 1, got"):
         gdn_kcp.packed_qkv_views(row.transpose(1, 2).contiguous().transpose(1, 2), H_qk=H, HV=HV)
     with pytest.raises(gdn_kcp.InvalidArgumentError, match="HV: expected a multiple of H_qk = 2"):
@@ -235,14 +258,14 @@ def test_bad_arguments_are_named():
 
 @pytest.mark.parametrize("lead", [(T,), (3, 30), (1, 1), (2, 0)])
 def test_leading_dimensions(lead):
-    row = torch.randn(*lead, (2 * H + HV) * D, dtype=torch.float64).requires_grad_()
+    row, g, beta = row_and_gates(*lead)
+    D = dim(row)
     q, k, v = views(row)
     assert q.shape == (*lead, H, D) and v.shape == (*lead, HV, D)
-    g, beta = -torch.rand(2, *lead, HV, dtype=torch.float64).unbind(0)[0], torch.rand(
-        *lead, HV, dtype=torch.float64)
-    o, _ = gdn_kcp.chunk_gated_delta_rule(q, k, v, g, beta)
+    norm = dict(use_qk_l2norm_in_kernel=True)
+    o, _ = gdn_kcp.chunk_gated_delta_rule(q, k, v, g, beta, **norm)
     o.sum().backward()
+    copies = (t.contiguous() for t in views(row))
     (want,) = torch.autograd.grad(
-        gdn_kcp.chunk_gated_delta_rule(*(t.contiguous() for t in views(row)), g, beta)[0].sum(),
-        row)
+        gdn_kcp.chunk_gated_delta_rule(*copies, g, beta, **norm)[0].sum(), row)
     assert torch.equal(row.grad, want)
