@@ -24,10 +24,9 @@
 // Code: a multiprocessor holds 32 KB of it, and what does not fit is read again for every chunk, at
 // 128 bytes a clock for up to 18 multiprocessors. So loops are kept rolled, and roles share code.
 //
-// Buffers are single but k and q, each loaded as soon as its last reader of the chunk before is
-// done; the rows of dk and dq leave through E's. The next chunk's are prefetched to L2. Shared,
-// KiB: k and q 2 x 32, S 32, dS 32, V, d_o, d_v, E 16 each, W, dP, N 8 each, sums and factors 9 =
-// 225.
+// Buffers are single but k, each loaded as soon as its last reader of the chunk before is done. The
+// next chunk's are prefetched to L2. Shared, KiB: k 2 x 16, S 32, dS 32, q, V, d_o, d_v, E, rows
+// out 16 each, W, dP, N 8 each, sums and factors 9 = 225.
 #pragma once
 
 #include "backend/cuda/sm90/backward_copies.cuh"

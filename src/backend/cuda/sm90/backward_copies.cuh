@@ -20,13 +20,13 @@ __device__ __forceinline__ void fill_chunks(const BackwardParams& params, Backwa
     if (lane == 0) {
       barrier_wait(&s.keys_empty[stage], at.stage_parity() ^ 1);
       uint64_t* full = &s.keys_full[stage];
-      barrier_expect_bytes(full, 4 * kTileBytes + 2 * kVectorBytes);
+      barrier_expect_bytes(full, 2 * kTileBytes + 2 * kVectorBytes);
       tensor_load(s.k[stage], &p.k, full, 0, at.row, 0, at.key_head);
       bulk_load(s.vectors[stage].gate, p.gates + value * 2 * kChunkTokens, kVectorBytes, full);
       bulk_load(s.vectors[stage].rq,
                 p.norms + (at.record * p.heads_k + at.key_head) * 2 * kChunkTokens, kVectorBytes,
                 full);
-      tensor_load(s.q[stage], &p.q, full, 0, at.row, 0, at.key_head);
+
       barrier_wait(&s.values_empty, again);
       barrier_expect_bytes(&s.values_full, 2 * kTileBytes + kRecordElements * sizeof(bf16));
       tensor_load(s.v, &p.v, &s.values_full, 0, at.row, 0, at.value_head, once);
@@ -37,14 +37,17 @@ __device__ __forceinline__ void fill_chunks(const BackwardParams& params, Backwa
     barrier_wait(&s.d_v_empty, again);
     barrier_expect_bytes(&s.d_v_full, 2 * kTileBytes);
     tensor_load(s.d_v, &params.d_v_map, &s.d_v_full, 0, at.row, 0, at.value_head, once);
+    barrier_wait(&s.dstates_empty, again);
+    barrier_expect_bytes(&s.dstates_full, 4 * kTileBytes);
+    bulk_load(s.dstates, dstates, 4 * kTileBytes, &s.dstates_full, once);
     if (params.d_o.rows) {
       barrier_wait(&s.d_o_empty, again);
       barrier_expect_bytes(&s.d_o_full, 2 * kTileBytes);
       tensor_load(s.d_o, &params.d_o_map, &s.d_o_full, 0, at.row, 0, at.value_head, once);
     }
-    barrier_wait(&s.dstates_empty, again);
-    barrier_expect_bytes(&s.dstates_full, 4 * kTileBytes);
-    bulk_load(s.dstates, dstates, 4 * kTileBytes, &s.dstates_full, once);
+    barrier_wait(&s.q_empty, again);
+    barrier_expect_bytes(&s.q_full, 2 * kTileBytes);
+    tensor_load(s.q, &p.q, &s.q_full, 0, at.row, 0, at.key_head);
     if (!at.last) {
       const int next = at.row + kChunkTokens;
       bulk_prefetch(dstates + p.heads_v * 4 * kTileElements, 4 * kTileBytes);
@@ -123,10 +126,11 @@ __device__ __forceinline__ void make_factors(const BackwardParams& p, BackwardSh
     barrier_wait(&s.values_full, parity);
     barrier_wait(&s.d_v_full, parity);
     barrier_wait(&s.d_o_full, parity);
+    barrier_wait(&s.q_full, parity);
     if (rare) {
       __syncwarp();
       finish_d_v(p.d_v, s, at, lane);
-      for (bf16* tiles : {s.k[stage][0], s.q[stage][0], s.v[0], s.d_v[0], s.d_o[0]}) {
+      for (bf16* tiles : {s.k[stage][0], s.q[0], s.v[0], s.d_v[0], s.d_o[0]}) {
         clear_rows(tiles, 2, at.tokens, lane, 32);
       }
       fence_async_proxy();
@@ -146,7 +150,7 @@ __device__ __forceinline__ int* rows_counter(const BackwardParams& p, int sub) {
   return p.row_counters + blockIdx.x / p.walk.group * (p.walk.group - 1) + sub;
 }
 
-// The first `tokens` rows of s.e to, or (`add`) in addition to, rows from `row` on.
+// The first `tokens` rows of s.rows to, or (`add`) in addition to, rows from `row` on.
 __device__ __forceinline__ void write_short_rows(const cuda::ElementView& to,
                                                  const BackwardShared& s, const ChunkAt& at,
                                                  bool add, int lane) {
@@ -154,7 +158,7 @@ __device__ __forceinline__ void write_short_rows(const cuda::ElementView& to,
 #pragma unroll 1
   for (int i = lane; i < at.tokens * 16; i += 32) {
     const int row = i / 16, piece = i % 16;
-    uint4 x = *reinterpret_cast<const uint4*>(reinterpret_cast<const uint8_t*>(s.e[piece / 8]) +
+    uint4 x = *reinterpret_cast<const uint4*>(reinterpret_cast<const uint8_t*>(s.rows[piece / 8]) +
                                               row * 128 + (((piece % 8) ^ (row % 8)) * 16));
     auto* out = reinterpret_cast<uint4*>(rows + row * to.token + piece * 8);
     if (add) {
@@ -184,8 +188,8 @@ __device__ __forceinline__ void write_sums(const BackwardParams& p, BackwardShar
           await_counter(rows_counter(p, sub - 1), number);
           fence_global_copies();
         }
-        if (!is_short && sub == 0) tensor_store(map, s.e, 0, at.row, 0, at.key_head);
-        if (!is_short && sub > 0) tensor_add(map, s.e, 0, at.row, 0, at.key_head);
+        if (!is_short && sub == 0) tensor_store(map, s.rows, 0, at.row, 0, at.key_head);
+        if (!is_short && sub > 0) tensor_add(map, s.rows, 0, at.row, 0, at.key_head);
         if (!is_short) bulk_store_wait();
       }
       __syncwarp();
@@ -195,7 +199,7 @@ __device__ __forceinline__ void write_sums(const BackwardParams& p, BackwardShar
         __syncwarp();
       }
       barrier_arrive(&s.rows_empty);
-      if (which == 1) barrier_arrive(&s.e_empty);
+
       if (!last && lane == 0) {
         bulk_store_complete();
         flag_release(rows_counter(p, sub), number);
@@ -205,11 +209,42 @@ __device__ __forceinline__ void write_sums(const BackwardParams& p, BackwardShar
 }
 
 // ---- Warp 3: dg and dbeta
+// <dS, S>: row by row of V, as the diagonal of S^T dS.
+__device__ __forceinline__ float state_dot(const BackwardShared& s, int lane) {
+  const int lower = lane % 8 + 8 * (lane / 16), left = 8 * (lane / 8 % 2);
+  const uint32_t x = tile_address(smem_address(s.states), lane % 16, 8 * (lane / 16));
+  const uint32_t y = tile_address(smem_address(s.dstates), lower, left);
+  float c[2][4] = {};
+#pragma unroll 1
+  for (int block = 0; block < 16; ++block) {  // half of V, tile of K, 16 rows of V
+    const uint32_t at = block / 4 * kTileBytes + block % 4 * 2048;
+#pragma unroll
+    for (int kk = 0; kk < 4; ++kk) {
+      uint32_t a[4], b[4];
+      ldmatrix_x4(a, (x + at) ^ (kk * 32));
+      ldmatrix_x4(b, (y + at) ^ (kk * 32));
+      mma_bf16(c[0], a, b[0], b[1]);
+      mma_bf16(c[1], a, b[2], b[3]);
+    }
+  }
+  const int odd = lane / 4 % 2;
+  float sum = has_diagonal(lane) ? (odd ? c[0][1] + c[1][3] : c[0][0] + c[1][2]) : 0.0f;
+#pragma unroll
+  for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
+  return sum;
+}
 __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardShared& s) {
   const int lane = threadIdx.x % 32;
   for_chunks(p.walk, [&](const ChunkAt& at) {
+    barrier_wait(&s.keys_full[at.stage()], at.stage_parity());
+    barrier_wait(&s.states_ready, at.parity());
+    barrier_wait(&s.dstates_full, at.parity());
+    const float decay = exp2_approx(s.vectors[at.stage()].gate[kChunkTokens - 1]);
+    const float through = decay * state_dot(s, lane);
+    barrier_arrive(&s.states_empty);
+    barrier_arrive(&s.dstates_empty);
     barrier_wait(&s.sums_full, at.parity());
-    float pairs[2], reads[2], writes[2], d_beta[2], beta[2], through = 0.0f;
+    float pairs[2], reads[2], writes[2], d_beta[2], beta[2];
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
       const int t = 2 * lane + x;
@@ -222,8 +257,7 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
       beta[x] = s.vectors[at.stage()].beta[t];
       d_beta[x] = __fdividef(s.beta_dots[t], stored_factor(beta[x]));
     }
-#pragma unroll
-    for (int w = 0; w < 8; ++w) through += s.through[at.stage()][w];
+
     barrier_arrive(&s.sums_empty);
     barrier_arrive(&s.keys_empty[at.stage()]);
 

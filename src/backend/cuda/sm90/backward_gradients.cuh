@@ -103,13 +103,13 @@ __device__ __forceinline__ void project_rows(float (&acc)[64], uint32_t tiles, c
   }
 }
 
-// Rows of this head's part of dk or dq, for warp 2. A warp writes where only it has read E.
+// Rows of this head's part of dk or dq, for warp 2.
 __device__ __forceinline__ void put_gradient_rows(const float (&acc)[64], BackwardShared& s,
                                                   const GradientLane& own) {
 #pragma unroll
   for (int kk = 0; kk < 8; ++kk) {
     const float* x = &acc[8 * kk];
-    stmatrix_x4(own.at(smem_address(s.e[kk / 4]), kk % 4), pack_bf16(x[0], x[1]),
+    stmatrix_x4(own.at(smem_address(s.rows[kk / 4]), kk % 4), pack_bf16(x[0], x[1]),
                 pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
   }
   fence_async_proxy();
@@ -122,7 +122,7 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
     const int stage = at.stage();
     const uint32_t parity = at.parity();
     const BackwardVectors& vectors = s.vectors[stage];
-    const uint32_t k = smem_address(s.k[stage]), q = smem_address(s.q[stage]);
+    const uint32_t k = smem_address(s.k[stage]), q = smem_address(s.q);
     barrier_wait(&s.keys_full[stage], at.stage_parity());
     barrier_wait(&s.factors_full[stage], at.stage_parity());
     barrier_wait(&s.d_v_full, parity);
@@ -155,6 +155,7 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
         barrier_wait(&s.e_ready, parity);
         barrier_wait(&s.dstates_full, parity);
         start_exit_term(acc, s, {vectors.c[own.row], vectors.c[own.row + 8]}, own);
+        barrier_arrive(&s.e_empty);
         wgmma_wait<0>();
         settle(acc);
         barrier_arrive(&s.dstates_empty);
@@ -165,6 +166,7 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
         wgmma_fence();
         start_with_square<0>(acc, s.dp, k);
       } else {
+        barrier_wait(&s.q_full, parity);
         barrier_wait(&s.dp_ready, parity);
         barrier_wait(&s.n_ready, parity);
         wgmma_fence();
@@ -181,6 +183,7 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
       barrier_wait(&s.rows_empty, which ^ 1);
       put_gradient_rows(acc, s, own);
     }
+    barrier_arrive(&s.q_empty);
     barrier_arrive(&s.keys_empty[stage]);
   });
 }

@@ -21,33 +21,35 @@ struct BackwardVectors {
 
 struct BackwardShared {
   bf16 k[2][2][kTileElements];  // [turn][half of K][64 tokens][64]
-  bf16 q[2][2][kTileElements];
+  bf16 q[2][kTileElements];
   bf16 states[2][2][kTileElements];   // [half of V][tile of K][64 of V][64 of K]: S
   bf16 dstates[2][2][kTileElements];  // dS
   bf16 v[2][kTileElements];           // [half of V][64 tokens][64]
   bf16 d_o[2][kTileElements];
   bf16 d_v[2][kTileElements];  // rows f U
-  bf16 e[2][kTileElements];    // then rows of dk, and of dq: [half of K]
-  bf16 w[kTileElements];       // [i / 8][j / 8][8][8], the blocks j > i stay zero
-  bf16 dp[kTileElements];      // [i][j], zero for j > i
-  bf16 n[kTileElements];       // N + N^T
+  bf16 e[2][kTileElements];
+  bf16 rows[2][kTileElements];  // [half of K]: rows of dk, then dq
+  bf16 w[kTileElements];        // [i / 8][j / 8][8][8], the blocks j > i stay zero
+  bf16 dp[kTileElements];       // [i][j], zero for j > i
+  bf16 n[kTileElements];        // N + N^T
   BackwardVectors vectors[2];
   float row_dots[3][kChunkTokens];   // k . dk of dY S^T; and of E dS^T too; q . dq of dO S^T
   float pair_rows[2][kChunkTokens];  // of dP o Q K^T without its diagonal, of N o K K^T
   float pair_columns[2][4][kChunkTokens];
   float beta_dots[kChunkTokens];  // f U . E
-  float through[2][8];            // [turn] <gam_C dS, S>, per state warp
+
   uint64_t keys_full[2], keys_empty[2];
-  uint64_t factors_full[2];            // what make_factors does; short rows are zero
+  uint64_t factors_full[2];  // what make_factors does; short rows are zero
+  uint64_t q_full, q_empty;
   uint64_t values_full, values_empty;  // V, W
   uint64_t d_o_full, d_o_empty;
   uint64_t d_v_full, d_v_empty;
   uint64_t dstates_full, dstates_empty;
   uint64_t states_ready, states_empty;
-  uint64_t e_ready, e_empty;  // empty: rows of dq have left
+  uint64_t e_ready, e_empty;
   uint64_t dp_ready, n_ready;
   uint64_t squares_empty;          // dP and N have been read
-  uint64_t sums_full, sums_empty;  // row_dots, pair_*, beta_dots, through
+  uint64_t sums_full, sums_empty;  // row_dots, pair_*, beta_dots
   uint64_t rows_full, rows_empty;  // twice a chunk: dk, dq
 };
 static_assert(sizeof(BackwardShared) <= 227 * 1024);
@@ -61,17 +63,18 @@ __device__ __forceinline__ void init_barriers(BackwardShared& s) {
     barrier_init(&s.keys_empty[i], kState + kGroup + 2 * kWarp);
     barrier_init(&s.factors_full[i], kWarp);
   }
-  for (uint64_t* full : {&s.values_full, &s.d_o_full, &s.d_v_full, &s.dstates_full}) {
+  for (uint64_t* full : {&s.q_full, &s.values_full, &s.d_o_full, &s.d_v_full, &s.dstates_full}) {
     barrier_init(full, 1);
   }
+  barrier_init(&s.q_empty, 2 * kGroup);
   barrier_init(&s.values_empty, kState);
   barrier_init(&s.d_o_empty, 2 * kGroup);
   barrier_init(&s.d_v_empty, 2 * kGroup);
-  barrier_init(&s.dstates_empty, kState + kGroup);
+  barrier_init(&s.dstates_empty, kGroup + kWarp);
   barrier_init(&s.states_ready, kState);
-  barrier_init(&s.states_empty, kGroup);
+  barrier_init(&s.states_empty, kGroup + kWarp);
   barrier_init(&s.e_ready, kState);
-  barrier_init(&s.e_empty, kWarp);
+  barrier_init(&s.e_empty, kState + kGroup);
   barrier_init(&s.dp_ready, kGroup);
   barrier_init(&s.n_ready, kGroup);
   barrier_init(&s.squares_empty, kGroup);

@@ -90,11 +90,12 @@ __device__ __forceinline__ void make_square(BackwardShared& s, int turn, bool is
   barrier_wait(&s.squares_empty, parity ^ 1);
   barrier_wait(&s.sums_empty, parity ^ 1);
   barrier_wait(is_n ? &s.d_v_full : &s.d_o_full, parity);
+  if (!is_n) barrier_wait(&s.q_full, parity);
   barrier_wait(&s.e_ready, parity);
 #pragma unroll 1
   for (int half = 0; half < kHalves; ++half) {
     float keys[16], weighed[16];
-    start_qk(keys, is_n ? s.k[stage] : s.q[stage], s.k[stage], half * kHalfColumns);
+    start_qk(keys, is_n ? s.k[stage] : s.q, s.k[stage], half * kHalfColumns);
     start_qk(weighed, is_n ? s.d_v : s.d_o, s.e, half * kHalfColumns);
     wgmma_wait<0>();
     settle(keys);
@@ -135,6 +136,8 @@ __device__ __forceinline__ void make_square(BackwardShared& s, int turn, bool is
   fence_async_proxy();
   barrier_arrive(is_n ? &s.n_ready : &s.dp_ready);
   barrier_arrive(is_n ? &s.d_v_empty : &s.d_o_empty);
+  if (!is_n) barrier_arrive(&s.q_empty);
+  barrier_arrive(&s.e_empty);
   barrier_arrive(&s.keys_empty[stage]);
 }
 

@@ -5,23 +5,6 @@
 
 namespace gdn::sm90 {
 
-// <gam_C dS, S>, this warp's 16 rows of V: row by row, as the diagonal of S^T dS.
-__device__ __forceinline__ void put_through(BackwardShared& s, int turn, float decay,
-                                            const StateLane& own) {
-  const int warp = own.thread / 32;
-  const uint32_t rows = smem_address(s.states[own.half]);
-  const uint32_t fragment = tile_address(0, 16 * warp + own.lane % 16, 8 * (own.lane / 16));
-  const auto put = [&](int kk, uint32_t(&x)[4]) {
-    ldmatrix_x4(x, rows + (kk / 4) * kTileBytes + (fragment ^ (kk % 4 * 32)));
-  };
-  const float2 dots =
-      diagonal_products(put, smem_address(s.dstates[own.half]), 16 * warp, own.lane);
-  float sum = has_diagonal(own.lane) ? dots.x + dots.y : 0.0f;
-#pragma unroll
-  for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
-  if (own.lane == 0) s.through[turn & 1][4 * own.half + warp] = decay * sum;
-}
-
 // S to the next chunk's, and E.
 __device__ __forceinline__ void step_state(float (&state)[64], float decay, BackwardShared& s,
                                            int turn, const StateLane& own) {
@@ -92,9 +75,6 @@ __device__ __forceinline__ void run_state(const WalkParams& p, BackwardShared& s
       const float decay = exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]);
       step_state(state, decay, s, turn, own);
       make_square(s, turn, half == 1, GradientLane(fresh_thread()));
-      barrier_wait(&s.dstates_full, turn & 1);
-      put_through(s, turn, decay, own);
-      barrier_arrive(&s.dstates_empty);
       barrier_arrive(&s.sums_full);
     }
     leave_state(state, p, *piece, walk.sub, half, own.thread);
