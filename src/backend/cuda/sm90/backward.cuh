@@ -10,12 +10,12 @@
 // the normalised row, so its gradient is sum - r^2 x (x . sum). docs/math.md has dg and dbeta =
 // U . E, which is the diagonal of (f U) E^T over f.
 //
-// Warpgroups: 0 copies and sums (warp 0 fills, 1 makes factors, 2 adds to dk and dq, 3 writes dg
-// and dbeta), 1 and 2 state (64 rows of V each; then 1 makes dP, 2 N), 3 gradients. 512 threads,
-// one block per SM; registers 40 + 2 * 168 + 136 = 512 = 65,536 / 128.
+// Warpgroups: 0 copies and sums (warp 0 fills, 1 makes factors, 2 adds to dq and dk, 3 writes dg
+// and dbeta), 1 and 2 state (64 rows of V each; then 1 makes dP, 2 N; then each half of dq), 3 dk.
+// 512 threads, one block per SM; registers 40 + 2 * 168 + 136 = 512 = 65,536 / 128.
 //
-// A chunk: S's image (states_ready) -> E (e_ready) -> dP, N (dp_ready, n_ready) in 1 and 2; beside
-// it 3 makes dY S^T, E dS^T, then dk, then dO S^T, dq. 3 ends a chunk while 1 and 2 walk the next.
+// A chunk: S's image (states_ready) -> E (e_ready) -> dP, N (dp_ready, n_ready) -> dq in 1 and 2;
+// beside it 3 makes dY S^T, then E dS^T, then the rest of dk.
 //
 // dq and dk are sums over the G value heads of a group, whose blocks walk the same pieces: block 0
 // stores its rows (bf16), every other one adds its own in L2 when the block before it has. So the
@@ -58,7 +58,7 @@ __device__ __forceinline__ void backward_block(const BackwardParams& p, Backward
     run_gradients(p, s);
   } else {
     registers_increase<168>();
-    run_state(p.walk, s, warpgroup - 1);
+    run_state(p, s, warpgroup - 1);
   }
 }
 

@@ -57,7 +57,7 @@ __device__ __forceinline__ void fill_chunks(const BackwardParams& params, Backwa
   });
 }
 
-// ---- Warp 1: factors, zeros in the rows past a short chunk, and what is rare
+// ---- Warp 1: factors, zeros in the rows past a short chunk, what is rare, and half of <dS, S>
 // Element (t, x) of two tiles [64 tokens][64].
 __device__ __forceinline__ bf16* tile_element(bf16 (&tiles)[2][kTileElements], int t, int x) {
   return reinterpret_cast<bf16*>(reinterpret_cast<uint8_t*>(tiles[x / 64]) +
@@ -90,6 +90,36 @@ __device__ __forceinline__ void finish_d_v(const cuda::ElementView& to, Backward
     const bf16 d_v = __float2bfloat16_rn(factor[t] * __bfloat162float(*tile_element(s.d_v, t, x)));
     to.data[(at.row + t) * to.token + at.value_head * to.head + x] = __bfloat16_as_ushort(d_v);
   }
+}
+
+// <gam_C dS, S> over half of V: row by row of V, as the diagonal of S^T dS. Releases both.
+__device__ __forceinline__ float state_dot(BackwardShared& s, const ChunkAt& at, int half,
+                                           int lane) {
+  barrier_wait(&s.states_ready, at.parity());
+  barrier_wait(&s.dstates_full, at.parity());
+  const int lower = lane % 8 + 8 * (lane / 16), left = 8 * (lane / 8 % 2);
+  const uint32_t x = tile_address(smem_address(s.states[half]), lane % 16, 8 * (lane / 16));
+  const uint32_t y = tile_address(smem_address(s.dstates[half]), lower, left);
+  float c[2][4] = {};
+#pragma unroll 1
+  for (uint32_t at_row = 0; at_row < 2 * kTileBytes;
+       at_row += 2048) {  // 16 rows of V of a tile of K
+#pragma unroll
+    for (int kk = 0; kk < 4; ++kk) {
+      uint32_t a[4], b[4];
+      ldmatrix_x4(a, (x + at_row) ^ (kk * 32));
+      ldmatrix_x4(b, (y + at_row) ^ (kk * 32));
+      mma_bf16(c[0], a, b[0], b[1]);
+      mma_bf16(c[1], a, b[2], b[3]);
+    }
+  }
+  barrier_arrive(&s.states_empty);
+  barrier_arrive(&s.dstates_empty);
+  const int odd = lane / 4 % 2;
+  float sum = has_diagonal(lane) ? (odd ? c[0][1] + c[1][3] : c[0][0] + c[1][2]) : 0.0f;
+#pragma unroll
+  for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
+  return sum * exp2_approx(s.vectors[at.stage()].gate[kChunkTokens - 1]);
 }
 
 __device__ __forceinline__ void make_factors(const BackwardParams& p, BackwardShared& s) {
@@ -136,6 +166,9 @@ __device__ __forceinline__ void make_factors(const BackwardParams& p, BackwardSh
       fence_async_proxy();
       barrier_arrive(&s.factors_full[stage]);
     }
+    const float through = state_dot(s, at, 0, lane);
+    if (lane == 0) s.through[stage][0] = through;
+    barrier_arrive(&s.sums_full);
     barrier_arrive(&s.keys_empty[stage]);
   });
 }
@@ -144,21 +177,21 @@ __device__ __forceinline__ void await_counter(const int* counter, int at_least) 
   for (SpinLimit limit; flag_acquire(counter) < at_least; limit.turn(counter)) __nanosleep(64);
 }
 
-// ---- Warp 2: dk and dq out, in the order of the group's blocks
-// How many sums block `sub` of this lane group has written; the next block waits for it.
-__device__ __forceinline__ int* rows_counter(const BackwardParams& p, int sub) {
-  return p.row_counters + blockIdx.x / p.walk.group * (p.walk.group - 1) + sub;
+// ---- Warp 2: dq and dk out, in the order of the group's blocks
+// How many sums block `sub` of a lane group has written; the next block waits for it.
+__device__ __forceinline__ int* rows_counter(const BackwardParams& p, int lane_group, int sub) {
+  return p.row_counters + lane_group * (p.walk.group - 1) + sub;
 }
 
-// The first `tokens` rows of s.rows to, or (`add`) in addition to, rows from `row` on.
+// The first `tokens` rows of two tiles to, or (`add`) in addition to, rows from `row` on.
 __device__ __forceinline__ void write_short_rows(const cuda::ElementView& to,
-                                                 const BackwardShared& s, const ChunkAt& at,
-                                                 bool add, int lane) {
+                                                 const bf16 (&tiles)[2][kTileElements],
+                                                 const ChunkAt& at, bool add, int lane) {
   uint16_t* rows = to.data + at.row * to.token + at.key_head * to.head;
 #pragma unroll 1
   for (int i = lane; i < at.tokens * 16; i += 32) {
     const int row = i / 16, piece = i % 16;
-    uint4 x = *reinterpret_cast<const uint4*>(reinterpret_cast<const uint8_t*>(s.rows[piece / 8]) +
+    uint4 x = *reinterpret_cast<const uint4*>(reinterpret_cast<const uint8_t*>(tiles[piece / 8]) +
                                               row * 128 + (((piece % 8) ^ (row % 8)) * 16));
     auto* out = reinterpret_cast<uint4*>(rows + row * to.token + piece * 8);
     if (add) {
@@ -174,77 +207,51 @@ __device__ __forceinline__ void write_short_rows(const cuda::ElementView& to,
 }
 
 __device__ __forceinline__ void write_sums(const BackwardParams& p, BackwardShared& s) {
-  const int lane = threadIdx.x % 32, sub = blockIdx.x % p.walk.group;
+  const Walk walk(p.walk);
+  const int lane = threadIdx.x % 32, sub = walk.sub;
   const bool last = sub + 1 == p.walk.group;
   for_chunks(p.walk, [&](const ChunkAt& at) {
 #pragma unroll 1
-    for (int which = 0; which < 2; ++which) {
+    for (int which = 0; which < 2; ++which) {  // dq, dk
+      const bool is_dk = which == 1;
       const int number = 2 * at.turn + which + 1;
-      const CUtensorMap* map = which == 0 ? &p.d_k_map : &p.d_q_map;
+      const CUtensorMap* map = is_dk ? &p.d_k_map : &p.d_q_map;
+      const auto& tiles = is_dk ? s.e : s.rows;
       const bool is_short = at.tokens < kChunkTokens;
-      barrier_wait(&s.rows_full, which);
+      barrier_wait(is_dk ? &s.dk_full : &s.dq_full, at.parity());
       if (lane == 0) {
         if (sub > 0) {
-          await_counter(rows_counter(p, sub - 1), number);
+          await_counter(rows_counter(p, walk.lane_group, sub - 1), number);
           fence_global_copies();
         }
-        if (!is_short && sub == 0) tensor_store(map, s.rows, 0, at.row, 0, at.key_head);
-        if (!is_short && sub > 0) tensor_add(map, s.rows, 0, at.row, 0, at.key_head);
+        if (!is_short && sub == 0) tensor_store(map, tiles, 0, at.row, 0, at.key_head);
+        if (!is_short && sub > 0) tensor_add(map, tiles, 0, at.row, 0, at.key_head);
         if (!is_short) bulk_store_wait();
       }
       __syncwarp();
       if (is_short) {
-        write_short_rows(which == 0 ? p.d_k : p.d_q, s, at, sub > 0, lane);
+        write_short_rows(is_dk ? p.d_k : p.d_q, tiles, at, sub > 0, lane);
         __threadfence();
         __syncwarp();
       }
-      barrier_arrive(&s.rows_empty);
-
+      barrier_arrive(is_dk ? &s.e_empty : &s.dq_empty);
       if (!last && lane == 0) {
         bulk_store_complete();
-        flag_release(rows_counter(p, sub), number);
+        flag_release(rows_counter(p, walk.lane_group, sub), number);
       }
     }
   });
 }
 
 // ---- Warp 3: dg and dbeta
-// <dS, S>: row by row of V, as the diagonal of S^T dS.
-__device__ __forceinline__ float state_dot(const BackwardShared& s, int lane) {
-  const int lower = lane % 8 + 8 * (lane / 16), left = 8 * (lane / 8 % 2);
-  const uint32_t x = tile_address(smem_address(s.states), lane % 16, 8 * (lane / 16));
-  const uint32_t y = tile_address(smem_address(s.dstates), lower, left);
-  float c[2][4] = {};
-#pragma unroll 1
-  for (int block = 0; block < 16; ++block) {  // half of V, tile of K, 16 rows of V
-    const uint32_t at = block / 4 * kTileBytes + block % 4 * 2048;
-#pragma unroll
-    for (int kk = 0; kk < 4; ++kk) {
-      uint32_t a[4], b[4];
-      ldmatrix_x4(a, (x + at) ^ (kk * 32));
-      ldmatrix_x4(b, (y + at) ^ (kk * 32));
-      mma_bf16(c[0], a, b[0], b[1]);
-      mma_bf16(c[1], a, b[2], b[3]);
-    }
-  }
-  const int odd = lane / 4 % 2;
-  float sum = has_diagonal(lane) ? (odd ? c[0][1] + c[1][3] : c[0][0] + c[1][2]) : 0.0f;
-#pragma unroll
-  for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
-  return sum;
-}
 __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardShared& s) {
   const int lane = threadIdx.x % 32;
   for_chunks(p.walk, [&](const ChunkAt& at) {
-    barrier_wait(&s.keys_full[at.stage()], at.stage_parity());
-    barrier_wait(&s.states_ready, at.parity());
-    barrier_wait(&s.dstates_full, at.parity());
-    const float decay = exp2_approx(s.vectors[at.stage()].gate[kChunkTokens - 1]);
-    const float through = decay * state_dot(s, lane);
-    barrier_arrive(&s.states_empty);
-    barrier_arrive(&s.dstates_empty);
+    const int stage = at.stage();
+    barrier_wait(&s.keys_full[stage], at.stage_parity());
+    const float through = state_dot(s, at, 1, lane);
     barrier_wait(&s.sums_full, at.parity());
-    float pairs[2], reads[2], writes[2], d_beta[2], beta[2];
+    float pairs[2], reads[2], writes[2];
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
       const int t = 2 * lane + x;
@@ -252,27 +259,27 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
 #pragma unroll
       for (int w = 0; w < 4; ++w) columns += s.pair_columns[0][w][t] + s.pair_columns[1][w][t];
       pairs[x] = s.pair_rows[0][t] + s.pair_rows[1][t] - columns;
-      reads[x] = s.row_dots[2][t] + s.row_dots[0][t];
+      reads[x] = s.query_dots[0][t] + s.query_dots[1][t] + s.row_dots[0][t];
       writes[x] = s.row_dots[1][t] - s.row_dots[0][t];
-      beta[x] = s.vectors[at.stage()].beta[t];
-      d_beta[x] = __fdividef(s.beta_dots[t], stored_factor(beta[x]));
     }
-
-    barrier_arrive(&s.sums_empty);
-    barrier_arrive(&s.keys_empty[at.stage()]);
-
+    const float all = s.through[stage][0] + through;
     cuda::sum_from(pairs, lane);
     cuda::sum_from(reads, lane);
     cuda::sum_before(writes, lane);
-    float2 sum = make_float2(0.0f, 0.0f);
+    if (lane == 0) pairs[0] = 0.0f;  // nothing of the chunk is before its first token
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
-      const int t = 2 * lane + x;
-      if (t >= at.tokens) continue;
+      s.pair_rows[0][2 * lane + x] = pairs[x] + reads[x] + writes[x] + all;
+    }
+    __syncwarp();
+    float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll 1
+    for (int t = lane; t < at.tokens; t += 32) {
       const int64_t row = at.row + t;
+      const float beta = s.vectors[stage].beta[t], d_log = s.pair_rows[0][t];
+      const float d_beta = __fdividef(s.beta_dots[t], stored_factor(beta));
       cuda::store_scalar(p.d_beta, row, at.value_head,
-                         d_beta[x] * cuda::beta_slope(p.activation, beta[x]));
-      const float d_log = (t > 0 ? pairs[x] : 0.0f) + reads[x] + writes[x] + through;
+                         d_beta * cuda::beta_slope(p.activation, beta));
       const cuda::Gate gate = cuda::activate_gate(
           p.activation, cuda::load_scalar(p.g, row, at.value_head), at.value_head);
       const float d_raw = d_log * gate.slope;
@@ -280,6 +287,9 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
       sum.x += d_log * gate.log_decay;
       sum.y += d_raw;
     }
+    __syncwarp();
+    barrier_arrive(&s.sums_empty);
+    barrier_arrive(&s.keys_empty[stage]);
     if (p.sums == nullptr) return;
 #pragma unroll
     for (int bit = 1; bit < 32; bit *= 2) {

@@ -26,17 +26,20 @@ struct BackwardShared {
   bf16 dstates[2][2][kTileElements];  // dS
   bf16 v[2][kTileElements];           // [half of V][64 tokens][64]
   bf16 d_o[2][kTileElements];
-  bf16 d_v[2][kTileElements];  // rows f U
-  bf16 e[2][kTileElements];
-  bf16 rows[2][kTileElements];  // [half of K]: rows of dk, then dq
+  bf16 d_v[2][kTileElements];   // rows f U
+  bf16 e[2][kTileElements];     // then rows of dk: [half of K]
+  bf16 rows[2][kTileElements];  // [half of K]: rows of dq
   bf16 w[kTileElements];        // [i / 8][j / 8][8][8], the blocks j > i stay zero
   bf16 dp[kTileElements];       // [i][j], zero for j > i
   bf16 n[kTileElements];        // N + N^T
   BackwardVectors vectors[2];
-  float row_dots[3][kChunkTokens];   // k . dk of dY S^T; and of E dS^T too; q . dq of dO S^T
-  float pair_rows[2][kChunkTokens];  // of dP o Q K^T without its diagonal, of N o K K^T
+  float row_dots[2][kChunkTokens];    // k . dk of dY S^T; and of E dS^T too
+  float query_dots[2][kChunkTokens];  // q . dq of dO S^T, per half of K
+  float norm_dots[2][kChunkTokens];   // of all of dq
+  float pair_rows[2][kChunkTokens];   // of dP o Q K^T without its diagonal, of N o K K^T
   float pair_columns[2][4][kChunkTokens];
   float beta_dots[kChunkTokens];  // f U . E
+  float through[2][2];            // [turn] <gam_C dS, S>, per half of V
 
   uint64_t keys_full[2], keys_empty[2];
   uint64_t factors_full[2];  // what make_factors does; short rows are zero
@@ -46,11 +49,12 @@ struct BackwardShared {
   uint64_t d_v_full, d_v_empty;
   uint64_t dstates_full, dstates_empty;
   uint64_t states_ready, states_empty;
-  uint64_t e_ready, e_empty;
+  uint64_t e_ready, e_empty;  // empty: rows of dk have left
   uint64_t dp_ready, n_ready;
   uint64_t squares_empty;          // dP and N have been read
   uint64_t sums_full, sums_empty;  // row_dots, pair_*, beta_dots
-  uint64_t rows_full, rows_empty;  // twice a chunk: dk, dq
+  uint64_t dq_full, dq_empty;      // rows
+  uint64_t dk_full;                // rows, in E
 };
 static_assert(sizeof(BackwardShared) <= 227 * 1024);
 
@@ -66,22 +70,23 @@ __device__ __forceinline__ void init_barriers(BackwardShared& s) {
   for (uint64_t* full : {&s.q_full, &s.values_full, &s.d_o_full, &s.d_v_full, &s.dstates_full}) {
     barrier_init(full, 1);
   }
-  barrier_init(&s.q_empty, 2 * kGroup);
+  barrier_init(&s.q_empty, kState + kGroup);
   barrier_init(&s.values_empty, kState);
-  barrier_init(&s.d_o_empty, 2 * kGroup);
+  barrier_init(&s.d_o_empty, kState);
   barrier_init(&s.d_v_empty, 2 * kGroup);
-  barrier_init(&s.dstates_empty, kGroup + kWarp);
+  barrier_init(&s.dstates_empty, kGroup + 2 * kWarp);
   barrier_init(&s.states_ready, kState);
-  barrier_init(&s.states_empty, kGroup + kWarp);
+  barrier_init(&s.states_empty, kState + kGroup + 2 * kWarp);
   barrier_init(&s.e_ready, kState);
-  barrier_init(&s.e_empty, kState + kGroup);
+  barrier_init(&s.e_empty, kWarp);
   barrier_init(&s.dp_ready, kGroup);
   barrier_init(&s.n_ready, kGroup);
-  barrier_init(&s.squares_empty, kGroup);
-  barrier_init(&s.sums_full, kState + kGroup);
+  barrier_init(&s.squares_empty, kState + kGroup);
+  barrier_init(&s.sums_full, kState + kGroup + kWarp);
   barrier_init(&s.sums_empty, kWarp);
-  barrier_init(&s.rows_full, kGroup);
-  barrier_init(&s.rows_empty, kWarp);
+  barrier_init(&s.dq_full, kState);
+  barrier_init(&s.dq_empty, kWarp);
+  barrier_init(&s.dk_full, kGroup);
   barrier_init_fence();
 }
 
@@ -106,12 +111,14 @@ __device__ __forceinline__ void for_chunks(const WalkParams& p, Visit&& visit) {
   ChunkAt at{};
   for (int index = walk.begin; index < walk.end; ++index) {
     const WalkPiece* piece = p.pieces + index;
-    at.key_head = piece->key_head;
+    // The same in every lane, which the compiler knows of a shuffle.
+    const auto same = [](int x) { return __shfl_sync(0xffffffffu, x, 0); };
+    at.key_head = same(piece->key_head);
     at.value_head = at.key_head * p.group + walk.sub;
-    at.row = static_cast<int>(piece->row);
-    at.record = piece->first_chunk;
+    at.row = same(static_cast<int>(piece->row));
+    at.record = same(piece->first_chunk);
 #pragma unroll 1
-    for (int left = piece->tokens; left > 0; left -= kChunkTokens, ++at.turn, ++at.record) {
+    for (int left = same(piece->tokens); left > 0; left -= kChunkTokens, ++at.turn, ++at.record) {
       at.tokens = min(left, kChunkTokens);
       at.last = left <= kChunkTokens;
       visit(at);

@@ -1,36 +1,9 @@
 // The 64 x 64 products of k_backward: dP, N and the sums of their pairs.
 #pragma once
 
-#include "backend/cuda/common/scans.cuh"
-#include "backend/cuda/sm90/backward_shared.cuh"
+#include "backend/cuda/sm90/backward_rows.cuh"
 
 namespace gdn::sm90 {
-
-// threadIdx.x of the warpgroup, read anew: what is made from it is not kept in registers.
-__device__ __forceinline__ int fresh_thread() {
-  int index;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-  return index % 128;
-}
-
-// What a thread of a warpgroup with row accumulators is.
-struct GradientLane {
-  int lane, warp;
-  int row;  // rows `row` and `row + 8` of every accumulator
-  uint32_t
-      fragment;  // bytes to its row of ldmatrix and stmatrix, 16 x 16 entries from (16 warp, 0)
-
-  __device__ __forceinline__ explicit GradientLane(int of_warpgroup)
-      : lane(of_warpgroup % 32),
-        warp(__shfl_sync(0xffffffffu, of_warpgroup / 32, 0)),
-        row(16 * warp + lane / 4),
-        fragment(tile_address(0, 16 * warp + lane % 16, 8 * (lane / 16))) {}
-
-  // The same for entries from (16 warp, 16 step) of a tile.
-  __device__ __forceinline__ uint32_t at(uint32_t tile, int step) const {
-    return tile + (fragment ^ (step * 32));
-  }
-};
 
 // Products of 64 x 64 are made in halves of 32 columns by one loop: half the code and half the
 // registers. The caches of a multiprocessor hold little more than 32 KB of code, and what does not
@@ -89,8 +62,9 @@ __device__ __forceinline__ void make_square(BackwardShared& s, int turn, bool is
   PairSums sums;
   barrier_wait(&s.squares_empty, parity ^ 1);
   barrier_wait(&s.sums_empty, parity ^ 1);
-  barrier_wait(is_n ? &s.d_v_full : &s.d_o_full, parity);
-  if (!is_n) barrier_wait(&s.q_full, parity);
+  barrier_wait(&s.d_v_full, parity);
+  barrier_wait(&s.d_o_full, parity);
+  barrier_wait(&s.q_full, parity);
   barrier_wait(&s.e_ready, parity);
 #pragma unroll 1
   for (int half = 0; half < kHalves; ++half) {
@@ -135,10 +109,7 @@ __device__ __forceinline__ void make_square(BackwardShared& s, int turn, bool is
   sums.end(s, which, own);
   fence_async_proxy();
   barrier_arrive(is_n ? &s.n_ready : &s.dp_ready);
-  barrier_arrive(is_n ? &s.d_v_empty : &s.d_o_empty);
-  if (!is_n) barrier_arrive(&s.q_empty);
-  barrier_arrive(&s.e_empty);
-  barrier_arrive(&s.keys_empty[stage]);
+  if (is_n) barrier_arrive(&s.d_v_empty);
 }
 
 }  // namespace gdn::sm90

@@ -1,4 +1,4 @@
-// Warpgroups 1 and 2 of k_backward: S and E of every chunk, then dP or N.
+// Warpgroups 1 and 2 of k_backward: S and E of every chunk, then dP or N, then a half of dq.
 #pragma once
 
 #include "backend/cuda/sm90/backward_squares.cuh"
@@ -59,7 +59,54 @@ __device__ __forceinline__ void step_state(float (&state)[64], float decay, Back
   settle(state);
 }
 
-__device__ __forceinline__ void run_state(const WalkParams& p, BackwardShared& s, int half) {
+// Columns [64 half, 64 half + 64) of dq.
+__device__ __forceinline__ void make_dq(const BackwardParams& p, BackwardShared& s, int turn,
+                                        int half, const GradientLane& own) {
+  const int stage = turn & 1;
+  const uint32_t parity = turn & 1;
+  const BackwardVectors& vectors = s.vectors[stage];
+  const uint32_t q = smem_address(s.q[half]);
+  float acc[32];
+  start_with_state(acc, smem_address(s.d_o), smem_address(s.states[0][half]));
+  wgmma_wait<0>();
+  settle(acc);
+  barrier_arrive(&s.d_o_empty);
+  barrier_arrive(&s.states_empty);
+  const float r[2] = {vectors.rq[own.row], vectors.rq[own.row + 8]};
+  scale_rows(acc, {exp2_approx(vectors.gate[own.row]) * r[0],
+                   exp2_approx(vectors.gate[own.row + 8]) * r[1]});
+  put_row_dots(row_dots(acc, q, own), s.query_dots[half], own);
+  barrier_arrive(&s.sums_full);
+  barrier_wait(&s.dp_ready, parity);
+  wgmma_fence();
+  start_with_square<0>(acc, s.dp, smem_address(s.k[stage][half]));
+  wgmma_wait<0>();
+  settle(acc);
+  barrier_arrive(&s.squares_empty);
+  barrier_arrive(&s.keys_empty[stage]);
+  if (p.l2norm) {
+    // Linear, so it need not wait for the sum over a group.
+    put_row_dots(row_dots(acc, q, own), s.norm_dots[half], own);
+    named_barrier(3, 256);
+    float along[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = own.row + 8 * i;
+      const float by = r[i] * p.inverse_scale;
+      along[i] = -by * by * (s.norm_dots[0][row] + s.norm_dots[1][row]);
+    }
+    add_rows(acc, along, q, own);
+  }
+  barrier_arrive(&s.q_empty);
+  barrier_wait(&s.dq_empty, parity ^ 1);
+  put_rows(acc, smem_address(s.rows[half]), own);
+  fence_async_proxy();
+  barrier_arrive(&s.dq_full);
+}
+
+__device__ __forceinline__ void run_state(const BackwardParams& params, BackwardShared& s,
+                                          int half) {
+  const WalkParams& p = params.walk;
   const Walk walk(p);
   const StateLane own(half);
   int turn = 0;
@@ -72,10 +119,10 @@ __device__ __forceinline__ void run_state(const WalkParams& p, BackwardShared& s
       const int stage = turn & 1;
       barrier_wait(&s.keys_full[stage], (turn >> 1) & 1);
       barrier_wait(&s.factors_full[stage], (turn >> 1) & 1);
-      const float decay = exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]);
-      step_state(state, decay, s, turn, own);
-      make_square(s, turn, half == 1, GradientLane(fresh_thread()));
-      barrier_arrive(&s.sums_full);
+      step_state(state, exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]), s, turn, own);
+      const GradientLane rows(fresh_thread());
+      make_square(s, turn, half == 1, rows);
+      make_dq(params, s, turn, half, rows);
     }
     leave_state(state, p, *piece, walk.sub, half, own.thread);
   }

@@ -74,7 +74,9 @@ struct WalkParams {
   const int32_t* piece_begin;  // [blocks / G + 1]
   int heads_k;
   int heads_v;
-  int group;  // G
+  int group;         // G
+  int block_stride;  // without a common factor with the number of blocks: spreads few lane groups
+                     // over the device, whose neighbouring multiprocessors share caches of code
 };
 
 }  // namespace gdn::sm90

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "backend/cuda/common/call_options.h"
 #include "backend/cuda/common/fold.h"
@@ -60,7 +61,16 @@ Status walk_params(const StageArgs& args, const TensorView& v, const TensorView&
   p->heads_k = static_cast<int>(problem.heads_qk);
   p->heads_v = static_cast<int>(problem.heads_v);
   p->group = static_cast<int>(grid.group);
+  p->block_stride = block_stride(grid.blocks());
   return Status::ok();
+}
+
+// The least factor from 7 on that permutes the blocks: neighbours in work are then a seventh of the
+// grid apart.
+int block_stride(int64_t blocks) {
+  int stride = 7;
+  while (std::gcd<int64_t>(stride, blocks) != 1) ++stride;
+  return stride;
 }
 
 // Which pieces a walk takes.

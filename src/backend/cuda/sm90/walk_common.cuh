@@ -29,11 +29,12 @@ struct StageCursor {
 
 // What a block walks: pieces [begin, end), and which value head of their groups.
 struct Walk {
-  int begin, end, sub;
+  int begin, end, lane_group, sub;
 
   __device__ __forceinline__ explicit Walk(const WalkParams& p) {
-    const int lane_group = blockIdx.x / p.group;
-    sub = blockIdx.x % p.group;
+    const int block = static_cast<int>(blockIdx.x) * p.block_stride % static_cast<int>(gridDim.x);
+    lane_group = block / p.group;
+    sub = block % p.group;
     begin = p.piece_begin[lane_group];
     end = p.piece_begin[lane_group + 1];
   }
