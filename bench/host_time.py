@@ -4,10 +4,10 @@ On the CPU one token, where the kernels are microseconds, by this process's CPU 
 N, by the time until the call returns, with nothing queued before it. torch's own part, a Python
 autograd function that returns its inputs as gradients, is shown beside it.
 
-On a GPU autograd runs a backward on a thread of its own. How long that thread takes to wake depends on
-how long it has slept, so on how long the kernels take: torch's own part is also shown beside kernels as
-long as the operator's, and both with the backward on the calling thread. The halves on their own have
-neither thread nor autograd: what the package and its launches cost.
+On a GPU autograd runs a backward on a thread of its own, and how long that thread takes to wake may
+depend on how long it has slept, so on how long the kernels take: torch's own part is also shown beside
+kernels as long as the operator's, and both with the backward on the calling thread. The halves on their
+own have neither thread nor autograd: what the package and its launches cost.
 
 Usage: python bench/host_time.py [--device cuda] [--calls 200] [--groups 15]
 """
@@ -55,6 +55,36 @@ def microseconds(call, device, calls, groups):
         times.append(spent / calls * 1e6)
     times = times[1:]  # the first group warms up
     return min(times), statistics.median(times)
+
+
+def where_it_goes(f, leaves, do, device, calls) -> dict:
+    """Medians of what a forward + backward's time passes in."""
+    stamps, real = [], gdn_kcp.autograd.run_backward
+
+    def stamped(*args):
+        stamps.append(time.perf_counter())
+        try:
+            return real(*args)
+        finally:
+            stamps.append(time.perf_counter())
+
+    parts = []
+    gdn_kcp.autograd.run_backward = stamped
+    try:
+        for _ in range(calls):
+            stamps.clear()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            begun = time.perf_counter()
+            o = f(leaves)
+            forward = time.perf_counter()
+            torch.autograd.grad(o, leaves, do)
+            ends = [begun, forward, *stamps, time.perf_counter()]
+            parts.append([b - a for a, b in zip(ends, ends[1:])])
+    finally:
+        gdn_kcp.autograd.run_backward = real
+    names = ("forward", "autograd until the backward", "the backward's call", "autograd after it")
+    return {n: statistics.median(p) * 1e6 for n, p in zip(names, zip(*parts))}
 
 
 def gpu_microseconds(call) -> float:
@@ -150,6 +180,9 @@ def main():
     for name, call in rows.items():
         least, median = microseconds(call, device, args.calls, args.groups)
         print(f"{name:<46}{least:8.1f}{median:8.1f}")
+    parts = where_it_goes(kcp, leaves, do, device, args.calls)
+    print("chunk_gdn_kcp, forward + backward: "
+          + ", ".join(f"{name} {spent:.0f}" for name, spent in parts.items()))
 
 
 if __name__ == "__main__":
