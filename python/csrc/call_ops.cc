@@ -122,7 +122,7 @@ std::tuple<Tensor, Tensor, Tensor> call_advance(int64_t handle) {
   info.insert(info.end(), message.receive_bytes.begin(), message.receive_bytes.end());
   const Tensor table = int64_tensor(info, {static_cast<int64_t>(info.size())});
   if (message.kind == gdn::Message::Kind::kNone) {
-    note_path(pending->prepared);
+    note_path(*pending->prepared);
     const Tensor none = aligned_bytes(0, {});
     return {table, none, none};
   }

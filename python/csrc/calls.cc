@@ -273,7 +273,7 @@ void finish(Pending& pending) {
     raise(ErrorCode::kInvalidArgument,
           "ctx: documents cross ranks, so the call needs the context's group");
   }
-  note_path(pending.prepared);
+  note_path(*pending.prepared);
 }
 
 }  // namespace gdn_torch

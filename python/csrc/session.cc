@@ -2,6 +2,7 @@
 
 #include <list>
 #include <set>
+#include <type_traits>
 
 namespace gdn_torch {
 namespace {
@@ -32,8 +33,14 @@ class PackingCache {
   std::list<std::shared_ptr<Session>> sessions_;
 };
 
+// What ran last. It holds no tensor: at exit torch and the CUDA runtime may be gone before it.
+struct Path {
+  const gdn::Backend* backend = nullptr;
+  gdn::Problem problem;
+};
+static_assert(std::is_trivially_destructible_v<Path>);
 std::mutex path_mutex;
-std::shared_ptr<const Prepared> path;
+Path path;
 
 }  // namespace
 
@@ -129,23 +136,22 @@ void keep_if_captured(const std::shared_ptr<const Prepared>& prepared, gdn::Stre
   kept->insert(prepared);
 }
 
-void note_path(std::shared_ptr<const Prepared> prepared) {
+void note_path(const Prepared& prepared) {
   std::lock_guard lock(path_mutex);
-  path = std::move(prepared);
+  path = {&prepared.context.backend(), prepared.context.problem()};
 }
 
 std::string last_path() {
-  std::shared_ptr<const Prepared> last;
+  Path last;
   {
     std::lock_guard lock(path_mutex);
     last = path;
   }
-  if (!last) return "";
-  const gdn::Backend& ran = last->context.backend();
-  std::string text = std::string(ran.name()) + "\n" + ran.description();
+  if (last.backend == nullptr) return "";
+  std::string text = std::string(last.backend->name()) + "\n" + last.backend->description();
   for (const gdn::Backend* backend : gdn::backends()) {
-    if (backend == &ran) break;  // the list is in order of speed
-    const auto why_not = backend->why_not(last->context.problem());
+    if (backend == last.backend) break;  // the list is in order of speed
+    const auto why_not = backend->why_not(last.problem);
     text += std::string("\n") + backend->name() + ": " + why_not.value_or("another was forced");
   }
   return text;

@@ -108,7 +108,7 @@ std::shared_ptr<Session> session_at(int64_t handle, const MaybeTensor& cu_seqlen
 // replay: they are kept for good.
 void keep_if_captured(const std::shared_ptr<const Prepared>& prepared, gdn::Stream stream);
 
-void note_path(std::shared_ptr<const Prepared> prepared);
+void note_path(const Prepared& prepared);
 std::string last_path();
 
 }  // namespace gdn_torch

@@ -33,8 +33,8 @@ void record(void*& made, void* stream) {
 
 StreamUses::~StreamUses() {
   if (written_ == nullptr) return;
-  const auto guard = guard_for(device_);
   try {
+    const auto guard = guard_for(device_);
     before_write({first_});
   } catch (const std::exception&) {  // the device has failed: every later call says so
   }

@@ -95,7 +95,8 @@ def chunk_gdn_kcp(
         graph: ``"off"``, or ``"replay"`` (CUDA): the first call of a kind is captured in a CUDA graph
             that ``workspace`` keeps, and so is its backward; later ones are replayed, also with
             another packing of the context's capacity (:meth:`Context.refill`). A kind is shapes,
-            dtypes, options, gradient layout and the context. Inputs are copied in and results out.
+            dtypes, options, gradient layout and the context. Inputs are copied in and results out,
+            which a graph of the caller's own, by ``torch.cuda.graph``, spares.
         recompute_handle: see :class:`RecomputeHandle`.
 
     Returns:

@@ -2,7 +2,8 @@
 
 A graph reads and writes memory at fixed addresses, so a captured call has its own copies of its
 inputs and outputs: a replay copies the caller's inputs in and new results out, which moves their
-bytes once more, and costs the host a handful of launches. The graphs live in the caller's
+bytes once more, and costs the host a handful of launches (docs/python.md says what that comes to, and
+what has no copies). The graphs live in the caller's
 :class:`Workspace`, whose memory they use. A kind is everything that a captured program depends on:
 context, direction, shapes, dtypes, options, gradient layout. Documents are not among them: they lie
 in the context's tables, and :meth:`Context.refill` changes them under a captured graph.
@@ -69,9 +70,9 @@ def _own(t: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _fill(own: Tensors, given: Tensors) -> None:
-    for to, of in zip(own, given):
-        if to is not None and to.numel() > 0:
-            to.copy_(of)
+    pairs = [(to, of) for to, of in zip(own, given) if to is not None and to.numel() > 0]
+    if pairs:
+        torch._foreach_copy_(*map(list, zip(*pairs)))  # one launch for dense tensors of one dtype
 
 
 def _copies(outputs: Tensors) -> Tensors:

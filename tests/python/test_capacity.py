@@ -15,7 +15,7 @@ PACKINGS = ([0, 40, 96], [0, 96], [0, 0, 7, 7, 50], [0], [0, 1, 2, 3, 96])
 
 
 def equal(a, b):
-    assert torch.equal(a, b)
+    assert torch.equal(a, b) and torch.isfinite(a).all()
 
 
 def operands(rows=ROWS):
@@ -201,6 +201,7 @@ def test_two_layers_in_turn_do_not_disturb_each_other(graphs):
     def both(**options):
         torch.manual_seed(3)
         q, k, v, g, beta = (t.requires_grad_() for t in operands())
+        options["use_qk_l2norm_in_kernel"] = True  # q are keys too, and long ones blow up
         o = gdn_kcp.chunk_gdn_kcp(q, k, v, g, beta, ctx, **options)
         p = gdn_kcp.chunk_gdn_kcp(k, q, torch.sin(o), g, beta, ctx, **options)
         (o * p).sum().backward()

@@ -1,13 +1,16 @@
 """The shapes and inputs that other implementations of the operator are tested with.
 
 Values and every gradient against the reference backend (fp64, token by token) on the same rounded
-inputs, whole and head by head.
+inputs, whole and head by head. On a GPU keys that all point one way are judged by the contract's bar
+(docs/accuracy.md).
 """
+
+import hashlib
 
 import pytest
 import torch
 from ranks import LAYOUTS, over_ranks
-from reference import BARS, assert_close, dims, on_gpu, placed
+from reference import BARS, assert_close, assert_within, dims, on_gpu, placed
 from torch.nn.functional import logsigmoid, normalize, softplus
 
 import gdn_kcp
@@ -37,19 +40,37 @@ def results(inputs, h0, do, dfinal, **options):
     return [o.detach(), final.detach(), *torch.autograd.grad((o, final), leaves, (do, dfinal))]
 
 
+EXACT = {}  # results of the reference by what it was given: a GPU has one dtype where the CPU has two
+
+
+def content(tensors, options) -> str:
+    given = {n: t.tolist() if isinstance(t, torch.Tensor) else t for n, t in options.items()}
+    digest = hashlib.sha256(repr(sorted(given.items())).encode())
+    for t in tensors:
+        digest.update(repr((tuple(t.shape), t.dtype)).encode())
+        digest.update(t.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 @pytest.fixture
 def check(monkeypatch):
-    """Runs a case on the device's backend and on the reference, with random h0, do and dfinal."""
+    """Runs a case on the device's backend and on the reference, with random h0, do and dfinal.
 
-    def run(inputs, documents, bar=None, **options):
+    `ordinary`: False for keys that all point one way.
+    """
+
+    def run(inputs, documents, ordinary=True, **options):
         HV, K, V = inputs[2].shape[2], inputs[0].shape[3], inputs[2].shape[3]
         h0, dfinal = torch.randn(2, documents, HV, K, V)
         do = torch.randn(inputs[2].shape).to(inputs[2].dtype)
         with monkeypatch.context() as patch:
             patch.setenv("GDN_BACKEND", "reference")
-            exact = [t.double().cpu() for t in inputs]
-            want = results(exact, h0.double(), do.double(), dfinal.double(), **options)
-            assert gdn_kcp.last_path().backend == "reference"
+            exact = [t.double().cpu() for t in (*inputs, h0, do, dfinal)]
+            key = content(exact, options)
+            if key not in EXACT:
+                EXACT[key] = results(exact[:5], *exact[5:], **options)
+                assert gdn_kcp.last_path().backend == "reference"
+            want = EXACT[key]
         h0, do, dfinal = (t.to(inputs[2].device) for t in (h0, do, dfinal))
         there = {n: t.to(h0.device) if n in ("A_log", "dt_bias") else t for n, t in options.items()}
         got = results(inputs, h0, do, dfinal, **there)
@@ -58,7 +79,8 @@ def check(monkeypatch):
         elif K == 128 and torch.cuda.get_device_capability() == (9, 0):
             assert gdn_kcp.last_path().backend == "cuda-sm90a"
         for name, a, b in zip(NAMES, got, want):
-            assert_close(name, a, b, bar or BARS[inputs[0].dtype])
+            least = 0 if on_gpu() else BARS[inputs[0].dtype]
+            assert_close(name, a, b, least, ordinary)
 
     return run
 
@@ -75,7 +97,7 @@ def check(monkeypatch):
 ])
 def test_dense(check, B, T, H, HV, D, scale, n, masked, norm, dtype):
     inputs = operands(B, T, H, HV, D, n=n, masked=masked, norm=norm, dtype=dtype)
-    check(inputs, B, scale=scale, use_qk_l2norm_in_kernel=norm)
+    check(inputs, B, ordinary=False, scale=scale, use_qk_l2norm_in_kernel=norm)
 
 
 @pytest.mark.parametrize("H,HV,D,cu,slack", [
@@ -89,7 +111,7 @@ def test_dense(check, B, T, H, HV, D, scale, n, masked, norm, dtype):
 ])
 def test_documents(check, H, HV, D, cu, slack):
     inputs = operands(1, cu[-1] + slack, H, HV, D, n=0.1, masked=0.5)
-    check(inputs, len(cu) - 1, cu_seqlens=torch.tensor(cu))
+    check(inputs, len(cu) - 1, ordinary=False, cu_seqlens=torch.tensor(cu))
 
 
 @pytest.mark.parametrize("B,T", [(11, 33), (20, 512), (7, 1100)])
@@ -152,7 +174,7 @@ def test_ranks(lengths, W, layout):
     want = [o.detach(), *torch.autograd.grad(o, leaves, do)]
     cuts = [f.offset % 64 for rank in range(W) for f in partition.fragments(rank)]
     for name, a, b in zip(("o", "dq", "dk", "dv", "dg", "dbeta"), got, want):
-        assert_close(name, a, b, 5e-3 if any(cuts) else 1e-3)
+        assert_within(name, a, b, 5e-3 if any(cuts) else 1e-3)
 
 
 @pytest.mark.cpu_only(reason="test_conv.py")
@@ -211,7 +233,7 @@ def some_zero(k):
 def test_keys(check, keys, norm):
     inputs = operands(1, 200, 2, 4, 64, uniform=False)
     inputs[1] = keys(inputs[1])
-    check(inputs, 1, use_qk_l2norm_in_kernel=norm)
+    check(inputs, 1, ordinary=keys is not correlated, use_qk_l2norm_in_kernel=norm)
 
 
 @pytest.mark.parametrize("beta", [0.0, 1e-10, 1.0, 2.0])

@@ -231,14 +231,19 @@ def test_explicit_backward_decides_from_pointers_and_strides(device):
     row = row.detach()
     ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, 1), None, 0, device)
     do = gradient(row)
+
+    def backward(*qkv):
+        return gdn_kcp.chunk_gdn_kcp_backward(
+            *qkv, g, beta, ctx, do, use_qk_l2norm_in_kernel=True)
+
     results = []
     for form in (views, split_views, slices):
-        out = gdn_kcp.chunk_gdn_kcp_backward(*form(row), g, beta, ctx, do)
+        out = backward(*form(row))
         assert packed_module.row_of(*out[:3]).shape == row.shape
         results.append(out)
-    copies = [t.contiguous() for t in views(row)]
-    out = gdn_kcp.chunk_gdn_kcp_backward(*copies, g, beta, ctx, do)
+    out = backward(*(t.contiguous() for t in views(row)))
     assert packed_module.row_of(*out[:3]) is None and all(d.is_contiguous() for d in out)
+    assert all(torch.isfinite(d).all() for d in out)
     for other in results:
         assert all(torch.equal(a, b) for a, b in zip(out, other))
 
