@@ -57,7 +57,7 @@ __device__ __forceinline__ void fill_chunks(const BackwardParams& params, Backwa
   });
 }
 
-// ---- Warp 1: factors, zeros in the rows past a short chunk, what is rare, and half of <dS, S>
+// ---- Warp 1: factors, zeros in the rows past a short chunk, what is rare, and <dS, S>
 // Element (t, x) of two tiles [64 tokens][64].
 __device__ __forceinline__ bf16* tile_element(bf16 (&tiles)[2][kTileElements], int t, int x) {
   return reinterpret_cast<bf16*>(reinterpret_cast<uint8_t*>(tiles[x / 64]) +
@@ -92,34 +92,31 @@ __device__ __forceinline__ void finish_d_v(const cuda::ElementView& to, Backward
   }
 }
 
-// <gam_C dS, S> over half of V: row by row of V, as the diagonal of S^T dS. Releases both.
-__device__ __forceinline__ float state_dot(BackwardShared& s, const ChunkAt& at, int half,
-                                           int lane) {
+// <dS, S>. Both images have the same order; releases both.
+__device__ __forceinline__ float state_dot(BackwardShared& s, const ChunkAt& at, int lane) {
   barrier_wait(&s.states_ready, at.parity());
   barrier_wait(&s.dstates_full, at.parity());
-  const int lower = lane % 8 + 8 * (lane / 16), left = 8 * (lane / 8 % 2);
-  const uint32_t x = tile_address(smem_address(s.states[half]), lane % 16, 8 * (lane / 16));
-  const uint32_t y = tile_address(smem_address(s.dstates[half]), lower, left);
-  float c[2][4] = {};
-#pragma unroll 1
-  for (uint32_t at_row = 0; at_row < 2 * kTileBytes;
-       at_row += 2048) {  // 16 rows of V of a tile of K
-#pragma unroll
-    for (int kk = 0; kk < 4; ++kk) {
-      uint32_t a[4], b[4];
-      ldmatrix_x4(a, (x + at_row) ^ (kk * 32));
-      ldmatrix_x4(b, (y + at_row) ^ (kk * 32));
-      mma_bf16(c[0], a, b[0], b[1]);
-      mma_bf16(c[1], a, b[2], b[3]);
-    }
+  const auto* x = reinterpret_cast<const uint4*>(s.states) + lane;
+  const auto* y = reinterpret_cast<const uint4*>(s.dstates) + lane;
+  float sums[4] = {};
+  const auto add = [&](uint32_t a, uint32_t b, int i) {
+    sums[i] += cuda::bf16_low(a) * cuda::bf16_low(b);
+    sums[i] += cuda::bf16_high(a) * cuda::bf16_high(b);
+  };
+#pragma unroll 2
+  for (int i = 0; i < kDim * kDim / 8; i += 32) {
+    const uint4 a = x[i], b = y[i];
+    add(a.x, b.x, 0);
+    add(a.y, b.y, 1);
+    add(a.z, b.z, 2);
+    add(a.w, b.w, 3);
   }
   barrier_arrive(&s.states_empty);
   barrier_arrive(&s.dstates_empty);
-  const int odd = lane / 4 % 2;
-  float sum = has_diagonal(lane) ? (odd ? c[0][1] + c[1][3] : c[0][0] + c[1][2]) : 0.0f;
+  float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
 #pragma unroll
   for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
-  return sum * exp2_approx(s.vectors[at.stage()].gate[kChunkTokens - 1]);
+  return sum;
 }
 
 __device__ __forceinline__ void make_factors(const BackwardParams& p, BackwardShared& s) {
@@ -166,8 +163,8 @@ __device__ __forceinline__ void make_factors(const BackwardParams& p, BackwardSh
       fence_async_proxy();
       barrier_arrive(&s.factors_full[stage]);
     }
-    const float through = state_dot(s, at, 0, lane);
-    if (lane == 0) s.through[stage][0] = through;
+    const float through = state_dot(s, at, lane) * exp2_approx(vectors.gate[kChunkTokens - 1]);
+    if (lane == 0) s.through[stage] = through;
     barrier_arrive(&s.sums_full);
     barrier_arrive(&s.keys_empty[stage]);
   });
@@ -177,7 +174,7 @@ __device__ __forceinline__ void await_counter(const int* counter, int at_least) 
   for (SpinLimit limit; flag_acquire(counter) < at_least; limit.turn(counter)) __nanosleep(64);
 }
 
-// ---- Warp 2: dq and dk out, in the order of the group's blocks
+// ---- Warp 2: dk and dq out, in the order of the group's blocks
 // How many sums block `sub` of a lane group has written; the next block waits for it.
 __device__ __forceinline__ int* rows_counter(const BackwardParams& p, int lane_group, int sub) {
   return p.row_counters + lane_group * (p.walk.group - 1) + sub;
@@ -212,8 +209,8 @@ __device__ __forceinline__ void write_sums(const BackwardParams& p, BackwardShar
   const bool last = sub + 1 == p.walk.group;
   for_chunks(p.walk, [&](const ChunkAt& at) {
 #pragma unroll 1
-    for (int which = 0; which < 2; ++which) {  // dq, dk
-      const bool is_dk = which == 1;
+    for (int which = 0; which < 2; ++which) {  // dk, dq: E waits for the first
+      const bool is_dk = which == 0;
       const int number = 2 * at.turn + which + 1;
       const CUtensorMap* map = is_dk ? &p.d_k_map : &p.d_q_map;
       const auto& tiles = is_dk ? s.e : s.rows;
@@ -249,7 +246,12 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
   for_chunks(p.walk, [&](const ChunkAt& at) {
     const int stage = at.stage();
     barrier_wait(&s.keys_full[stage], at.stage_parity());
-    const float through = state_dot(s, at, 1, lane);
+    float g[2];  // early: it comes from memory
+#pragma unroll
+    for (int x = 0; x < 2; ++x) {
+      const int t = min(lane + 32 * x, at.tokens - 1);
+      g[x] = cuda::load_scalar(p.g, at.row + t, at.value_head);
+    }
     barrier_wait(&s.sums_full, at.parity());
     float pairs[2], reads[2], writes[2];
 #pragma unroll
@@ -262,7 +264,7 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
       reads[x] = s.query_dots[0][t] + s.query_dots[1][t] + s.row_dots[0][t];
       writes[x] = s.row_dots[1][t] - s.row_dots[0][t];
     }
-    const float all = s.through[stage][0] + through;
+    const float all = s.through[stage];
     cuda::sum_from(pairs, lane);
     cuda::sum_from(reads, lane);
     cuda::sum_before(writes, lane);
@@ -280,8 +282,8 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
       const float d_beta = __fdividef(s.beta_dots[t], stored_factor(beta));
       cuda::store_scalar(p.d_beta, row, at.value_head,
                          d_beta * cuda::beta_slope(p.activation, beta));
-      const cuda::Gate gate = cuda::activate_gate(
-          p.activation, cuda::load_scalar(p.g, row, at.value_head), at.value_head);
+      const cuda::Gate gate =
+          cuda::activate_gate(p.activation, t < 32 ? g[0] : g[1], at.value_head);
       const float d_raw = d_log * gate.slope;
       cuda::store_scalar(p.d_g, row, at.value_head, d_raw);
       sum.x += d_log * gate.log_decay;

@@ -39,7 +39,7 @@ struct BackwardShared {
   float pair_rows[2][kChunkTokens];   // of dP o Q K^T without its diagonal, of N o K K^T
   float pair_columns[2][4][kChunkTokens];
   float beta_dots[kChunkTokens];  // f U . E
-  float through[2][2];            // [turn] <gam_C dS, S>, per half of V
+  float through[2];               // [turn] <gam_C dS, S>
 
   uint64_t keys_full[2], keys_empty[2];
   uint64_t factors_full[2];  // what make_factors does; short rows are zero
@@ -74,9 +74,9 @@ __device__ __forceinline__ void init_barriers(BackwardShared& s) {
   barrier_init(&s.values_empty, kState);
   barrier_init(&s.d_o_empty, kState);
   barrier_init(&s.d_v_empty, 2 * kGroup);
-  barrier_init(&s.dstates_empty, kGroup + 2 * kWarp);
+  barrier_init(&s.dstates_empty, kGroup + kWarp);
   barrier_init(&s.states_ready, kState);
-  barrier_init(&s.states_empty, kState + kGroup + 2 * kWarp);
+  barrier_init(&s.states_empty, kState + kGroup + kWarp);
   barrier_init(&s.e_ready, kState);
   barrier_init(&s.e_empty, kWarp);
   barrier_init(&s.dp_ready, kGroup);

@@ -41,6 +41,14 @@ Status map_rows(const TensorView& view, int halves, CUtensorMap* map) {
   return make_tensor_map(view.data, view.shape[0], view.shape[1], token_stride(view), halves, map);
 }
 
+// The least factor from 7 on that permutes the blocks: neighbours in work are then a seventh of the
+// grid apart.
+int block_stride(int64_t blocks) {
+  int stride = 7;
+  while (std::gcd<int64_t>(stride, blocks) != 1) ++stride;
+  return stride;
+}
+
 // What all walks are given.
 Status walk_params(const StageArgs& args, const TensorView& v, const TensorView& initial_state,
                    WalkParams* p) {
@@ -63,14 +71,6 @@ Status walk_params(const StageArgs& args, const TensorView& v, const TensorView&
   p->group = static_cast<int>(grid.group);
   p->block_stride = block_stride(grid.blocks());
   return Status::ok();
-}
-
-// The least factor from 7 on that permutes the blocks: neighbours in work are then a seventh of the
-// grid apart.
-int block_stride(int64_t blocks) {
-  int stride = 7;
-  while (std::gcd<int64_t>(stride, blocks) != 1) ++stride;
-  return stride;
 }
 
 // Which pieces a walk takes.
