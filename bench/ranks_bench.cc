@@ -40,6 +40,7 @@ struct Flags {
   std::string gates = "model";
   std::string backend;  // empty: the first that takes the shape
   int groups = 2, calls = 10;
+  int64_t shrink = 1;  // documents are so many times shorter
   std::vector<std::string> letters;
 };
 
@@ -60,6 +61,8 @@ Flags parse(int argc, char** argv) {
       flags.groups = std::max(1, std::atoi(argv[++i]));
     } else if (word == "--calls" && more) {
       flags.calls = std::max(1, std::atoi(argv[++i]));
+    } else if (word == "--shrink" && more) {
+      flags.shrink = std::max(1, std::atoi(argv[++i]));
     } else {
       flags.letters.push_back(word);
     }
@@ -191,7 +194,7 @@ class Bench {
   }
 
   bool shape(const std::string& letter) {
-    auto spec = workload(letter);
+    auto spec = workload(letter, flags_.shrink);
     must(spec.status());
     spec->gates = flags_.gates;
     spec->options.qk_l2norm = flags_.norm;
