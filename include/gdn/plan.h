@@ -102,10 +102,12 @@ Result<ExchangePolicy> parse_exchange(const std::string& name);  // "auto", "all
 
 // One direction (forward or backward) of the exchange. Counts are elements of the state dtype.
 struct ExchangePass {
-  FoldProgram pack_states;  // segment parts -> kSend records (state part)
-  FoldProgram pack_maps;    // segment maps -> kSend records (M part); forward only
-  FoldProgram fold;         // kReceived -> kReturnSend (all-to-all) or kReturned (all-gather)
-  FoldProgram spread;       // kReturned and kPart -> kBoundary; also serves undivided documents
+  // Before the collective: kPart, and in the forward kMap, -> kSend records; and those chains of
+  // `spread` that wait for nobody and are no longer than the others here. Independent of each other.
+  FoldProgram pack;
+  FoldProgram pack_maps;  // the forward's kMap -> kSend where K and V differ, else among `pack`
+  FoldProgram fold;       // kReceived -> kReturnSend (all-to-all) or kReturned (all-gather)
+  FoldProgram spread;     // kReturned and kPart -> kBoundary; also serves undivided documents
 
   std::vector<int64_t> send;         // [W] elements for each peer (all-gather: the same slab)
   std::vector<int64_t> receive;      // [W] elements from each peer

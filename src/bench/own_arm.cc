@@ -118,7 +118,7 @@ class OwnArm final : public Arm {
  private:
   static void*& table(StageArgs& args, Table which) { return args.tables[static_cast<int>(which)]; }
   static std::array<const FoldProgram*, 4> programs(const ExchangePass& pass) {
-    return {&pass.pack_states, &pass.pack_maps, &pass.fold, &pass.spread};
+    return {&pass.pack, &pass.pack_maps, &pass.fold, &pass.spread};
   }
   static bool all_empty(const ExchangePass& pass) {
     const auto list = programs(pass);

@@ -98,7 +98,7 @@ double pass_compute_ms(const Plan& plan, bool backward, const DeviceRates& rates
     if (backward ? !s.starts_document() : !s.ends_document()) summarised += s.chunks();
   }
   const double chunk_heads = static_cast<double>(plan.counts.chunks) * heads;
-  const int64_t steps = longest_chain(pass.pack_states) + longest_chain(pass.pack_maps) +
+  const int64_t steps = longest_chain(pass.pack) + longest_chain(pass.pack_maps) +
                         longest_chain(pass.fold) + longest_chain(pass.spread);
   return r.launch_us * 1e-3 + r.even_ns * chunk_heads * 1e-6 +
          std::max(r.chain_us * static_cast<double>(longest) * 1e-3,
