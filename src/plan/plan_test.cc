@@ -201,6 +201,14 @@ TEST(Plan, FoldsCoverEveryHeadOnce) {
   EXPECT_EQ(gathered.forward.fold.head_end, 3);
 }
 
+TEST(Plan, SegmentsOfManyRanksAreShorter) {
+  EXPECT_EQ(segment_chunks_over(1, 163), 163);
+  EXPECT_EQ(segment_chunks_over(2, 163), 81);
+  EXPECT_EQ(segment_chunks_over(8, 163), 64);
+  EXPECT_EQ(segment_chunks_over(1, 32), 32);
+  EXPECT_EQ(segment_chunks_over(8, 32), 32);
+}
+
 // What waits for nobody is computed before the exchange, beside the records.
 TEST(Plan, OwnDocumentsAreSpreadBesideThePacking) {
   const auto longest = [](const FoldProgram& program) {
