@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -131,10 +132,16 @@ int fork_ranks(int world_size, const std::function<int(Communicator& host)>& bod
   int code = static_cast<int>(children.size()) == world_size ? 0 : 1;
   for (size_t ended = 0; ended < children.size(); ++ended) {
     int status = 0;
-    if (::wait(&status) < 0) break;
+    const pid_t child = ::wait(&status);
+    if (child < 0) break;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
     if (code == 0) {
-      for (const pid_t child : children) ::kill(child, SIGKILL);
+      if (WIFSIGNALED(status)) {  // nothing else tells of it: out of memory, say
+        const auto rank = std::find(children.begin(), children.end(), child) - children.begin();
+        std::fprintf(stderr, "rank %d: ended by signal %d\n", static_cast<int>(rank),
+                     WTERMSIG(status));
+      }
+      for (const pid_t other : children) ::kill(other, SIGKILL);
     }
     code = 1;
   }

@@ -1,13 +1,17 @@
 // Times KCP over the GPUs of one host, one process each, over NCCL: ranks_bench [--gpus W]
-// [--backend NAME] [--norm] [--gates NAME] [--groups N] [--calls N] LETTER...   (default M I H N)
+// [--backend NAME] [--norm] [--gates NAME] [--groups N] [--warm-up N] [--calls N] [--shrink N]
+// LETTER... (default M I H N; --shrink: documents are so many times shorter)
 //
 // Per shape: every layout's outputs and gradients against one rank's (each process runs the whole
-// pack once and compares every eighth of its own rows), then forward and forward + backward of one
-// rank (all GPUs at once, each the whole pack) and of the layouts, in palindromic order, with a
-// cold L2 (a 256 MiB fill, a synchronise, all ranks meet, then the call between two events). A time
-// is the median over calls of the slowest rank. An arm that fails the comparison gets no time. Rows
-// repeat with a period of 2,048 tokens. libnccl.so.2 is found as the loader does, or named by
-// GDN_NCCL_LIBRARY.
+// pack once and compares every eighth of its own rows), then forward, forward + backward and the
+// checkpointed step (a forward that keeps nothing, then both) of one rank (all GPUs at once, each
+// the whole pack) and of the layouts, in palindromic order, with a cold L2 (a 256 MiB fill, a
+// synchronise, all ranks meet, then the call between two events). A time is the median over calls
+// of the slowest rank. Beside it: what docs/scaling.md predicts. The collectives are also timed
+// alone, within calls that are not counted: on the rank that waits most, and on the one that waits
+// least, whose bytes over that time are the bandwidth. An arm that fails the comparison gets no
+// time. Rows repeat with a period of 2,048 tokens. libnccl.so.2 is found as the loader does, or
+// named by GDN_NCCL_LIBRARY.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
@@ -15,17 +19,16 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/element.h"
 #include "check/batch.h"
-#include "device_memory.h"
 #include "fork_ranks.h"
+#include "model/step_model.h"
+#include "ranks_arm.h"
 
 namespace gdn {
 namespace {
@@ -39,7 +42,8 @@ struct Flags {
   bool norm = false;
   std::string gates = "model";
   std::string backend;  // empty: the first that takes the shape
-  int groups = 2, calls = 10;
+  int groups = 2, warm_up = 3, calls = 10;
+  int64_t shrink = 1;
   std::vector<std::string> letters;
 };
 
@@ -58,8 +62,12 @@ Flags parse(int argc, char** argv) {
       flags.gpus = std::max(1, std::atoi(argv[++i]));
     } else if (word == "--groups" && more) {
       flags.groups = std::max(1, std::atoi(argv[++i]));
+    } else if (word == "--warm-up" && more) {
+      flags.warm_up = std::max(0, std::atoi(argv[++i]));
     } else if (word == "--calls" && more) {
       flags.calls = std::max(1, std::atoi(argv[++i]));
+    } else if (word == "--shrink" && more) {
+      flags.shrink = std::max(1, std::atoi(argv[++i]));
     } else {
       flags.letters.push_back(word);
     }
@@ -68,113 +76,21 @@ Flags parse(int argc, char** argv) {
   return flags;
 }
 
-[[noreturn]] void stop(const std::string& why) {
-  std::fprintf(stderr, "ranks_bench: %s\n", why.c_str());
-  std::fflush(nullptr);
-  std::_Exit(1);
-}
-void must(const Status& status) {
-  if (!status) stop(status.message());
-}
-void must(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) stop(fmt::format("{}: {}", what, cudaGetErrorString(error)));
-}
+constexpr const char* kOperations[] = {"fwd", "fwd+bwd", "ckpt"};
+constexpr size_t kNumOperations = std::size(kOperations);
 
-// Rows `global` of the periodic pack on the device, or memory of that shape.
-struct Rows {
-  DeviceBuffer buffer;
-  TensorView view;
-
-  Rows(const TensorView& period, const std::vector<int64_t>& global, int device, bool fill)
-      : view(period) {
-    const int64_t row = period.stride[0] * size_of(period.dtype);
-    const int64_t rows = std::ssize(global);
-    buffer = DeviceBuffer(rows * row);
-    if (rows > 0 && buffer.data() == nullptr) stop("out of device memory");
-    view.shape[0] = rows;
-    view.data = buffer.data();
-    view.device = {Device::Kind::kCuda, device};
-    if (!fill || rows == 0) return;
-    std::vector<char> host(static_cast<size_t>(rows * row));
-    for (int64_t i = 0; i < rows; ++i) {
-      std::memcpy(host.data() + i * row,
-                  period.as<const char>() + global[i] % period.shape[0] * row,
-                  static_cast<size_t>(row));
-    }
-    if (!buffer.upload(host.data())) stop("copying operands to the device");
-  }
+// An arm and what was measured of it, in ms.
+struct Timed {
+  std::unique_ptr<Arm> arm;
+  std::vector<double> calls[kNumOperations];
+  double predicted[kNumOperations] = {};  // 0: no rates of this backend
+  std::vector<double> exchange_most, exchange_least;
 };
 
-struct Output {
-  const char* name;
-  const Rows* rows;
-};
-
-// One way to run a shape: one rank over the whole pack, or this process's part of a layout.
-struct Arm {
-  std::string name;
-  std::vector<int64_t> global;  // global row of each local row
-  std::unique_ptr<Communicator> own;
-  std::optional<Context> context;
-  std::unique_ptr<Rows> q, k, v, d_o, g, beta, o, dq, dk, dv, dg, dbeta;
-  DeviceBuffer resident, saved, workspace;
-  double bar = 0;
-  bool right = true;
-  std::vector<double> forward_ms, both_ms;
-
-  Arm(std::string label, const Partition& partition, Communicator& comm, const Batch& period,
-      const Flags& flags, int device, cudaStream_t stream)
-      : name(std::move(label)), global(partition.token_indices(comm.rank())) {
-    Problem problem = period.problem;
-    problem.tokens = std::ssize(global);
-    problem.device = {Device::Kind::kCuda, device};
-    auto made = Context::make(partition, comm, problem, {.backend = flags.backend});
-    must(made.status());
-    context.emplace(std::move(*made));
-    const auto in = [&](const HostTensor& t) {
-      return std::make_unique<Rows>(t.view, global, device, true);
-    };
-    const auto out = [&](const HostTensor& t) {
-      return std::make_unique<Rows>(t.view, global, device, false);
-    };
-    q = in(period.q), k = in(period.k), v = in(period.v), d_o = in(period.d_o);
-    g = in(period.g), beta = in(period.beta);
-    o = out(period.v), dq = out(period.q), dk = out(period.k), dv = out(period.v);
-    dg = out(period.g), dbeta = out(period.beta);
-    resident = DeviceBuffer(context->resident_bytes());
-    saved = DeviceBuffer(context->saved_bytes());
-    workspace = DeviceBuffer(
-        std::max(context->forward_workspace_bytes(), context->backward_workspace_bytes(true)));
-    must(context->upload(resident.memory(), {stream}));
-    must(cudaStreamSynchronize(stream), "uploading the plan");
-    // The chunk grid is one rank's where every cut is a multiple of 64 (docs/accuracy.md).
-    bar = 1e-3;
-    for (int rank = 0; rank < partition.world_size(); ++rank) {
-      for (const Fragment& f : partition.fragments(rank)) {
-        if (f.offset % kChunk != 0) bar = 5e-3;
-      }
-    }
-  }
-
-  Operands operands() const { return {q->view, k->view, v->view, g->view, beta->view, {}, {}}; }
-  void forward_call(cudaStream_t stream) {
-    const Memory keep = saved.memory();
-    must(forward(*context, {operands(), {}, o->view, {}}, workspace.memory(), &keep, {stream}));
-  }
-  void backward_call(cudaStream_t stream) {
-    BackwardArgs args;
-    args.in = operands();
-    args.d_o = d_o->view;
-    args.dq = dq->view, args.dk = dk->view, args.dv = dv->view;
-    args.dg = dg->view, args.dbeta = dbeta->view;
-    const Memory keep = saved.memory();
-    must(backward(*context, args, workspace.memory(), &keep, {stream}));
-  }
-  std::vector<Output> outputs() const {
-    return {{"o", o.get()},   {"dq", dq.get()}, {"dk", dk.get()},
-            {"dv", dv.get()}, {"dg", dg.get()}, {"dbeta", dbeta.get()}};
-  }
-};
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
 
 class Bench {
  public:
@@ -183,6 +99,7 @@ class Bench {
     must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     must(cudaEventCreate(&begin_), "cudaEventCreate");
     must(cudaEventCreate(&end_), "cudaEventCreate");
+    clock_ = std::make_unique<ExchangeClock>();
     flush_ = DeviceBuffer(kFlush);
     auto nccl = make_nccl_communicator(host);
     must(nccl.status());
@@ -191,23 +108,27 @@ class Bench {
   }
 
   bool shape(const std::string& letter) {
-    auto spec = workload(letter);
+    auto spec = workload(letter, flags_.shrink);
     must(spec.status());
     spec->gates = flags_.gates;
     spec->options.qk_l2norm = flags_.norm;
+    const model::Shape shape{spec->documents, spec->heads_qk, spec->heads_v};
     std::vector<int64_t> cu = {0};
     for (const int64_t length : spec->documents) cu.push_back(cu.back() + length);
     spec->documents = {std::min(kPeriod, cu.back())};
     auto made = make_batch(*spec);
     must(made.status());
 
-    std::vector<std::unique_ptr<Arm>> arms;
+    std::vector<Timed> arms;
     const auto add = [&](const std::string& name, int world_size, Layout layout,
                          Communicator& comm) {
       auto partition = Partition::make(cu, world_size, layout);
       must(partition.status());
-      arms.push_back(
-          std::make_unique<Arm>(name, *partition, comm, *made, flags_, host_.rank(), stream_));
+      Timed timed;
+      timed.arm = std::make_unique<Arm>(Arm::Way{name, flags_.backend, *partition, comm}, *made,
+                                        host_.rank(), stream_);
+      predict(shape, world_size, layout, timed);
+      arms.push_back(std::move(timed));
     };
     add("CP1", 1, Layout::kContiguous, *single_);
     const int w = host_.size();
@@ -217,11 +138,16 @@ class Bench {
     check(letter, arms);
     time(arms);
     report(letter, arms);
-    return std::all_of(arms.begin(), arms.end(), [](const auto& arm) { return arm->right; });
+    return std::all_of(arms.begin(), arms.end(), [](const Timed& t) { return t.arm->right; });
+  }
+
+  void print_table() const {
+    if (host_.rank() == 0) std::printf("\n%s", table_.c_str());
   }
 
  private:
-  double over_ranks(double mine, const std::function<double(double, double)>& join) {
+  using Join = std::function<double(double, double)>;
+  double over_ranks(double mine, const Join& join) {
     std::vector<double> all(host_.size());
     const std::vector<int64_t> bytes(host_.size(), sizeof(double));
     must(host_.all_gather(&mine, all.data(), bytes, {}));
@@ -235,19 +161,33 @@ class Bench {
   double most(double mine) {
     return over_ranks(mine, [](double a, double b) { return std::max(a, b); });
   }
+  double least(double mine) {
+    return over_ranks(mine, [](double a, double b) { return std::min(a, b); });
+  }
 
-  void check(const std::string& letter, std::vector<std::unique_ptr<Arm>>& arms) {
-    for (const auto& arm : arms) {
-      arm->forward_call(stream_);
-      arm->backward_call(stream_);
-      must(cudaStreamSynchronize(stream_), arm->name.c_str());
+  static void predict(const model::Shape& shape, int world_size, Layout layout, Timed& timed) {
+    const auto rates = model::find_rates(timed.arm->context->backend().name());
+    if (!rates) return;
+    const auto step = model::kcp_step(shape, world_size, layout, *rates, model::Network{});
+    must(step.status());
+    const double forward = step->forward.total_ms();
+    timed.predicted[0] = forward;
+    timed.predicted[1] = step->total_ms();
+    timed.predicted[2] = forward + step->total_ms();
+  }
+
+  void check(const std::string& letter, std::vector<Timed>& arms) {
+    for (const Timed& timed : arms) {
+      timed.arm->forward_call(true, stream_);
+      timed.arm->backward_call(stream_);
+      must(cudaStreamSynchronize(stream_), timed.arm->name.c_str());
     }
     std::vector<std::string> lines(arms.size());
-    for (size_t tensor = 0; tensor < arms[0]->outputs().size(); ++tensor) {
-      const Output want = arms[0]->outputs()[tensor];
+    for (size_t tensor = 0; tensor < arms[0].arm->outputs().size(); ++tensor) {
+      const Output want = arms[0].arm->outputs()[tensor];
       const std::vector<unsigned char> whole = want.rows->buffer.download();
       for (size_t a = 1; a < arms.size(); ++a) {
-        Arm& arm = *arms[a];
+        Arm& arm = *arms[a].arm;
         const Rows& rows = *arm.outputs()[tensor].rows;
         const std::vector<unsigned char> mine = rows.buffer.download();
         const int64_t columns = rows.view.stride[0];
@@ -268,17 +208,23 @@ class Bench {
       }
     }
     for (size_t a = 1; a < arms.size() && host_.rank() == 0; ++a) {
-      std::printf("%s %s against one rank, bar %.0e:%s %s\n", letter.c_str(), arms[a]->name.c_str(),
-                  arms[a]->bar, lines[a].c_str(), arms[a]->right ? "pass" : "FAIL");
+      const Arm& arm = *arms[a].arm;
+      std::printf("%s %s against one rank, bar %.0e:%s %s\n", letter.c_str(), arm.name.c_str(),
+                  arm.bar, lines[a].c_str(), arm.right ? "pass" : "FAIL");
     }
     std::fflush(stdout);
   }
 
-  // The slowest rank's time of one call.
-  double call_ms(const std::function<void()>& call) {
+  // A cold L2, then all ranks at once.
+  void ready() {
     must(cudaMemsetAsync(flush_.data(), 0, kFlush, stream_), "flushing L2");
     must(cudaStreamSynchronize(stream_), "flushing L2");
     must(host_.agree({}));
+  }
+
+  // The slowest rank's time of one call.
+  double call_ms(const std::function<void()>& call) {
+    ready();
     must(cudaEventRecord(begin_, stream_), "cudaEventRecord");
     call();
     must(cudaEventRecord(end_, stream_), "cudaEventRecord");
@@ -288,50 +234,63 @@ class Bench {
     return most(ms);
   }
 
-  void block(Arm& arm) {
+  void block(Timed& timed) {
+    Arm& arm = *timed.arm;
     if (!arm.right) return;  // alike on all ranks
-    const auto fwd = [&] { arm.forward_call(stream_); };
-    const auto both = [&] {
-      arm.forward_call(stream_);
-      arm.backward_call(stream_);
-    };
-    for (int i = -3; i < flags_.calls; ++i) {
-      const double ms = call_ms(fwd);
-      if (i >= 0) arm.forward_ms.push_back(ms);
-    }
-    for (int i = -3; i < flags_.calls; ++i) {
-      const double ms = call_ms(both);
-      if (i >= 0) arm.both_ms.push_back(ms);
-    }
-  }
-
-  void time(std::vector<std::unique_ptr<Arm>>& arms) {
-    for (int group = 0; group < flags_.groups; ++group) {
-      for (size_t i = 0; i < arms.size(); ++i) block(*arms[i]);
-      for (size_t i = arms.size(); i-- > 0;) block(*arms[i]);
-    }
-  }
-
-  static double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
-  }
-
-  void report(const std::string& letter, const std::vector<std::unique_ptr<Arm>>& arms) {
-    const double fwd1 = median(arms[0]->forward_ms), both1 = median(arms[0]->both_ms);
-    for (const auto& arm : arms) {
-      const double sent = most(static_cast<double>(arm->context->comm_bytes(false)) +
-                               static_cast<double>(arm->context->comm_bytes(true)));
-      if (host_.rank() != 0) continue;
-      if (!arm->right) {
-        std::printf("%s %-6s no time: failed the comparison\n", letter.c_str(), arm->name.c_str());
-        continue;
+    for (size_t op = 0; op < kNumOperations; ++op) {
+      const auto call = [&] {
+        if (op == 2) arm.forward_call(false, stream_);
+        arm.forward_call(true, stream_);
+        if (op > 0) arm.backward_call(stream_);
+      };
+      for (int i = -flags_.warm_up; i < flags_.calls; ++i) {
+        const double ms = call_ms(call);
+        if (i >= 0) timed.calls[op].push_back(ms);
       }
-      const double fwd = median(arm->forward_ms), both = median(arm->both_ms);
-      std::printf("%s %-6s fwd %.3f (%.2fx)  fwd+bwd %.3f (%.2fx) ms; %s, %s, %.1f MB sent\n",
-                  letter.c_str(), arm->name.c_str(), fwd, fwd1 / fwd, both, both1 / both,
-                  arm->context->backend().name(), to_string(arm->context->plan().exchange),
-                  sent * 1e-6);
+    }
+    for (int i = 0; i < flags_.calls; ++i) {
+      ready();
+      arm.clocked_call(*clock_, stream_);
+      const double ms = clock_->take_ms();
+      timed.exchange_most.push_back(most(ms));
+      timed.exchange_least.push_back(least(ms));
+    }
+  }
+
+  void time(std::vector<Timed>& arms) {
+    for (int group = 0; group < flags_.groups; ++group) {
+      for (size_t i = 0; i < arms.size(); ++i) block(arms[i]);
+      for (size_t i = arms.size(); i-- > 0;) block(arms[i]);
+    }
+  }
+
+  // A row per arm: printed now, and again with all others at the end.
+  void report(const std::string& letter, const std::vector<Timed>& arms) {
+    for (const Timed& timed : arms) {
+      const Context& context = *timed.arm->context;
+      const auto sent = static_cast<int64_t>(
+          most(static_cast<double>(context.comm_bytes(false) + context.comm_bytes(true))));
+      if (host_.rank() != 0) continue;
+      std::string row = fmt::format("{} {:<6}", letter, timed.arm->name);
+      if (!timed.arm->right) {
+        row += " no time: failed the comparison";
+      } else {
+        for (size_t op = 0; op < kNumOperations; ++op) {
+          const double ms = median(timed.calls[op]), one = median(arms[0].calls[op]);
+          row += fmt::format(" | {} {:.3f} {:.2f}x", kOperations[op], ms, one / ms);
+          if (timed.predicted[op] > 0) row += fmt::format(" ({:.3f})", timed.predicted[op]);
+        }
+        row +=
+            fmt::format(" | {}, {}", context.backend().name(), to_string(context.plan().exchange));
+        if (sent > 0) {
+          const double waits = median(timed.exchange_most), moves = median(timed.exchange_least);
+          row += fmt::format(" {:.3f}..{:.3f} ms, {:.1f} MB, {:.0f} GB/s", moves, waits,
+                             static_cast<double>(sent) * 1e-6,
+                             static_cast<double>(sent) / moves * 1e-6);
+        }
+      }
+      table_ += row + "\n";
+      std::printf("%s\n", row.c_str());
     }
     std::fflush(stdout);
   }
@@ -341,7 +300,9 @@ class Bench {
   std::unique_ptr<Communicator> nccl_, single_;
   cudaStream_t stream_{};
   cudaEvent_t begin_{}, end_{};
+  std::unique_ptr<ExchangeClock> clock_;
   DeviceBuffer flush_;
+  std::string table_;
 };
 
 int rank_main(const Flags& flags, Communicator& host) {
@@ -356,14 +317,17 @@ int rank_main(const Flags& flags, Communicator& host) {
   cudaDeviceProp properties;
   must(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
   if (host.rank() == 0) {
-    std::printf("%d x %s, %s gates, %s, median of %d calls, slowest rank\n", host.size(),
-                properties.name, flags.gates.c_str(), flags.norm ? "norm inside" : "pre-norm",
-                2 * flags.groups * flags.calls);
+    std::printf(
+        "%d x %s, %s gates, %s, median of %d calls, slowest rank; ms, times as fast as CP1, "
+        "(predicted); the exchange in forward + backward\n",
+        host.size(), properties.name, flags.gates.c_str(), flags.norm ? "norm inside" : "pre-norm",
+        2 * flags.groups * flags.calls);
     std::fflush(stdout);
   }
   Bench bench(flags, host);
   bool right = true;
   for (const std::string& letter : flags.letters) right = bench.shape(letter) && right;
+  bench.print_table();
   return right ? 0 : 2;
 }
 

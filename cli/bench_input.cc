@@ -20,6 +20,12 @@ std::vector<int64_t> offsets(const std::vector<int64_t>& documents) {
   return cu;
 }
 
+// " CP4 Z" of several ranks.
+std::string suffix(const BenchInput::Ranks& ranks) {
+  if (ranks.world_size == 1) return "";
+  return bench::name_of({"", ranks.world_size, ranks.layout, std::nullopt});
+}
+
 }  // namespace
 
 void BenchInput::add_to(CLI::App& app) {
@@ -67,7 +73,9 @@ Status BenchInput::add_case(const std::string& name, const BatchSpec& whole,
       Partition::make(offsets(whole.documents), where.world_size, where.layout);
   if (!partition) return partition.status();
   const int rank = where.rank.value_or(0);
-  if (partition->local_tokens(rank) == 0) {
+  // A proxy is timed alone; a rank without tokens among others is part of the step.
+  if (partition->num_tokens() == 0 ||
+      (!where.workload.empty() && partition->local_tokens(rank) == 0)) {
     return {ErrorCode::kInvalidArgument, fmt::format("{}: nothing to time: no tokens", name)};
   }
   for (bool norm : norms()) {
@@ -86,9 +94,10 @@ Status BenchInput::add_case(const std::string& name, const BatchSpec& whole,
 }
 
 Status BenchInput::add_recipe(const std::string& name, const Result<BatchSpec>& spec,
-                              std::vector<BenchCase>& out) const {
+                              const Ranks& ranks, std::vector<BenchCase>& out) const {
   GDN_RETURN_IF_ERROR(spec.status());
-  return add_case(name, *spec, {}, "", out);
+  return add_case(name + suffix(ranks), *spec, {"", ranks.world_size, ranks.layout, ranks.rank}, "",
+                  out);
 }
 
 Status BenchInput::add_proxy(const std::string& name, std::vector<BenchCase>& out) const {
@@ -106,17 +115,20 @@ Status BenchInput::add_proxy(const std::string& name, std::vector<BenchCase>& ou
   return Status::ok();
 }
 
-Status BenchInput::add_file(const std::string& path, std::vector<BenchCase>& out) const {
+Status BenchInput::add_file(const std::string& path, const Ranks& ranks,
+                            std::vector<BenchCase>& out) const {
   GDN_RETURN_IF_ERROR(refuse_recipe_options(path));
   Result<Batch> batch = load_file(path, recipe_, operator_);
   if (!batch) return batch.status();
-  const Result<Partition> partition = Partition::make(batch->cu_seqlens, 1, Layout::kContiguous);
+  const Result<Partition> partition =
+      Partition::make(batch->cu_seqlens, ranks.world_size, ranks.layout);
   if (!partition) return partition.status();
   if (partition->num_tokens() == 0) {
     return {ErrorCode::kInvalidArgument, fmt::format("{}: nothing to time: no tokens", path)};
   }
   const bool norm = batch->problem.options.qk_l2norm;
-  out.push_back({path, *partition, 0, "", norm, path, {}, std::move(*batch)});
+  out.push_back(
+      {path + suffix(ranks), *partition, ranks.rank, "", norm, path, {}, std::move(*batch)});
   return Status::ok();
 }
 
@@ -132,18 +144,22 @@ std::string BenchInput::shrunk(const std::string& name) const {
   return documents_.shrink == 1 ? name : fmt::format("{} / {}", name, documents_.shrink);
 }
 
-Result<std::vector<BenchCase>> BenchInput::cases() const {
+Result<std::vector<BenchCase>> BenchInput::cases(const Ranks& ranks) const {
   std::vector<BenchCase> out;
+  if (ranks.world_size > 1 && !proxies_.empty()) {
+    return Status(ErrorCode::kInvalidArgument,
+                  "--proxy: expected one process, which a proxy stands for, got many");
+  }
   for (const std::string& word : words_) {
-    GDN_RETURN_IF_ERROR(is_letter(word)
-                            ? add_recipe(shrunk(word), workload(word, documents_.shrink), out)
-                            : add_file(word, out));
+    GDN_RETURN_IF_ERROR(
+        is_letter(word) ? add_recipe(shrunk(word), workload(word, documents_.shrink), ranks, out)
+                        : add_file(word, ranks, out));
   }
   if (documents_.given()) {
     GDN_RETURN_IF_ERROR(add_recipe(documents_.letter.empty()
                                        ? fmt::format("docs {}", fmt::join(documents_.lengths, ","))
                                        : shrunk(documents_.letter),
-                                   documents_.spec(), out));
+                                   documents_.spec(), ranks, out));
   }
   for (const std::string& name : proxies_) GDN_RETURN_IF_ERROR(add_proxy(name, out));
   if (out.empty()) {

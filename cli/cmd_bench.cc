@@ -15,6 +15,7 @@
 #include "check/run_batch.h"
 #include "check/tensor_check.h"
 #include "io/file.h"
+#include "job.h"
 #include "memory.h"
 #include "progress.h"
 
@@ -68,6 +69,11 @@ class Bench : public Command {
         "order, with the first arm twice to show the noise. FLOP/s counts the matrix products of "
         "64-token chunks (20 forward and 42 backward times 2*64^3 per chunk and head at K=V=128)");
     input_.add_to(*sub);
+    sub->option_defaults()->group("Ranks");
+    sub->add_option("--layout", partition_.layout,
+                    "under mpirun, where every process times one rank: contiguous, zigzag or "
+                    "zigzag_per_document [default: contiguous]");
+    job_.add_to(*sub);
     engine_.add_to(*sub);
     sub->get_option("--backend")
         ->description("one or several, apart by ',' [default: the fastest that takes it]");
@@ -106,19 +112,18 @@ class Bench : public Command {
     return sub;
   }
 
+  bool speaks_of(const Status& error) const override { return job_.speaks_of(error); }
+
   Result<int> run() override {
-    if (!output_.empty()) {
-      std::vector<std::string> inputs = input_.files();
-      if (!judge_.empty()) inputs.push_back(judge_);
-      GDN_RETURN_IF_ERROR(check_output(output_, inputs));
-    }
-    if (!judge_.empty()) return judge_file();
+    GDN_RETURN_IF_ERROR(job_.join(partition_));
     std::vector<Operation> operations;
-    GDN_RETURN_IF_ERROR(parse_operations(operations));
-    GDN_RETURN_IF_ERROR(engine_.apply(run_options_));
-    Result<std::vector<BenchCase>> cases = input_.cases();
-    if (!cases) return cases.status();
-    GDN_RETURN_IF_ERROR(choose_machine());
+    std::vector<BenchCase> cases;
+    // Judging a file needs no other process: it ends here on all.
+    GDN_RETURN_IF_ERROR(job_.agree(set_up(operations, cases)));
+    if (!judge_.empty()) return job_.speaks() ? judge_file() : kSuccess;
+    if (job_.many_processes()) {
+      machine_ = bench::make_ranks_machine(std::move(machine_), *job_.host());
+    }
     protocol_ = choose_protocol();
 
     report_ = {{"device", machine_->description()},
@@ -129,7 +134,7 @@ class Bench : public Command {
                {"checked", no_check_ ? "no" : kCheckedOn},
                {"rows", Json::array()}};
     say(header());
-    for (BenchCase& one : *cases) {
+    for (BenchCase& one : cases) {
       const Status status = time_case(one, operations);
       if (!status && !report_["rows"].empty()) GDN_RETURN_IF_ERROR(print_report().status());
       GDN_RETURN_IF_ERROR(status);
@@ -148,9 +153,50 @@ class Bench : public Command {
                        no_check_ ? "not checked" : kCheckedOn);
   }
   void say(const std::string& text) const {
-    if (json_) return;
+    if (json_ || !job_.speaks()) return;
     print_line(text);
     std::fflush(stdout);  // seen even where the program is ended by a time limit
+  }
+
+  // What may fail on one process alone.
+  Status set_up(std::vector<Operation>& operations, std::vector<BenchCase>& cases) {
+    if (!output_.empty() && job_.speaks()) {
+      std::vector<std::string> inputs = input_.files();
+      if (!judge_.empty()) inputs.push_back(judge_);
+      GDN_RETURN_IF_ERROR(check_output(output_, inputs));
+    }
+    if (!judge_.empty()) return Status::ok();
+    GDN_RETURN_IF_ERROR(parse_operations(operations));
+    GDN_RETURN_IF_ERROR(check_ranks(operations));
+    GDN_RETURN_IF_ERROR(engine_.apply(run_options_));
+    GDN_RETURN_IF_ERROR(partition_.apply(run_options_));
+    BenchInput::Ranks ranks{run_options_.world_size, run_options_.layout, 0};
+    if (job_.many_processes()) ranks.rank = job_.host()->rank();
+    Result<std::vector<BenchCase>> made = input_.cases(ranks);
+    if (!made) return made.status();
+    cases = std::move(*made);
+    return choose_machine();
+  }
+
+  Status check_ranks(const std::vector<Operation>& operations) const {
+    const auto invalid = [](const char* message) {
+      return Status(ErrorCode::kInvalidArgument, message);
+    };
+    if (!job_.many_processes()) {
+      return partition_.layout == PartitionOptions{}.layout
+                 ? Status::ok()
+                 : invalid(
+                       "--layout: expected the processes of an mpirun, one rank each; a single "
+                       "rank without its messages is --proxy");
+    }
+    if (job_.over_nccl()) {
+      return invalid("--comm nccl: expected ranks on hosts; bench/ranks_gpus.sh times GPUs");
+    }
+    // A rank has some stages, and another has not.
+    if (std::any_of(operations.begin(), operations.end(), bench::is_stage)) {
+      return invalid("--stages: expected one process (--proxy for a rank's stages), got many");
+    }
+    return against_.empty() ? Status::ok() : invalid("--against: expected one process, got many");
   }
 
   Status parse_operations(std::vector<Operation>& operations) {
@@ -195,7 +241,11 @@ class Bench : public Command {
       }
       kind = (*found)->device_kind();
     }
-    if (kind != Device::Kind::kCpu) {
+    if (job_.many_processes() && kind == Device::Kind::kCuda) {
+      return {ErrorCode::kInvalidArgument,
+              fmt::format("--backend {}: expected one of hosts under mpirun", names)};
+    }
+    if (kind != Device::Kind::kCpu && !job_.many_processes()) {
       Result<std::unique_ptr<Machine>> cuda = bench::make_cuda_machine();
       if (cuda) {
         machine_ = std::move(*cuda);
@@ -236,7 +286,7 @@ class Bench : public Command {
       if (!made) return made.status();
       sample.batch = std::move(*made);
     }
-    if (!no_check_) {
+    if (!no_check_ && job_.speaks()) {
       const Progress progress("computing the reference");
       RunOptions exact;
       exact.context.backend = "reference";
@@ -252,6 +302,22 @@ class Bench : public Command {
     if (no_check_) return std::string();
     const auto known = sample.failures.find(arm.name);
     if (known != sample.failures.end()) return known->second;
+    const Result<BatchResult> result =
+        job_.many_processes() ? over_ranks(sample, arm) : alone(sample, arm);
+    if (!result) return result.status();
+    std::string failed = job_.speaks() ? judge_accuracy(sample, arm, *result) : "";
+    if (job_.many_processes()) {  // rank 0's verdict is everybody's
+      const Status verdict =
+          job_.agree(failed.empty() ? Status::ok() : Status(ErrorCode::kInternal, failed));
+      if (!verdict && verdict.code() != ErrorCode::kInternal) return verdict;
+      failed = verdict.message();
+    }
+    failed_ |= !failed.empty();
+    return sample.failures[arm.name] = failed.empty() ? "" : "fails the accuracy check: " + failed;
+  }
+
+  // The sample's results by this process's machine, or over the ranks of all (rank 0 gets them).
+  Result<BatchResult> alone(Sample& sample, const NamedArm& arm) {
     const auto partition = Partition::make(sample.batch.cu_seqlens, 1, Layout::kContiguous);
     if (!partition) return partition.status();
     Result<Case> made = Case::make(*machine_, *partition, 0, sample.batch, true);
@@ -261,9 +327,17 @@ class Bench : public Command {
     GDN_RETURN_IF_ERROR(machine_->complete([&] {
       return (*running)->call(made->training ? Operation::kForwardBackward : Operation::kForward);
     }));
-    const Result<BatchResult> result = made->download(*machine_);
-    if (!result) return result.status();
-    const auto checks = check_results(*result, sample.reference, sample.batch.cu_seqlens,
+    return made->download(*machine_);
+  }
+  Result<BatchResult> over_ranks(const Sample& sample, const NamedArm& arm) {
+    RunOptions options = run_options_;
+    options.context = arm.options.context;
+    return job_.run(sample.batch, options);
+  }
+
+  // The tensors that miss their bars.
+  std::string judge_accuracy(const Sample& sample, const NamedArm& arm, const BatchResult& result) {
+    const auto checks = check_results(result, sample.reference, sample.batch.cu_seqlens,
                                       [&](const std::string& tensor) {
                                         Bars bar = bars(sample.batch.problem.operand, tensor);
                                         if (bar_) bar.rel_rms = std::min(bar.rel_rms, *bar_);
@@ -285,8 +359,7 @@ class Bench : public Command {
                     failed.empty() ? "" : "; FAILED: " + failed));
     report_["accuracy"].push_back(
         {{"arm", arm.name}, {"problem", summary(sample.batch)}, {"tensors", accuracy}});
-    failed_ |= !failed.empty();
-    return sample.failures[arm.name] = failed.empty() ? "" : "fails the accuracy check: " + failed;
+    return failed;
   }
 
   // One arm of a case: running, or why not.
@@ -298,14 +371,15 @@ class Bench : public Command {
 
   Status time_case(BenchCase& one, const std::vector<Operation>& operations) {
     Result<Sample*> found = sample_of(one);
-    if (!found) return found.status();
+    GDN_RETURN_IF_ERROR(job_.agree(found.status()));
     Sample& sample = **found;
     if (machine_->device().kind == Device::Kind::kCpu) {
-      GDN_RETURN_IF_ERROR(check_memory(sample.batch, one.partition.local_tokens(one.rank),
-                                       one.partition.num_documents()));
+      GDN_RETURN_IF_ERROR(job_.agree(check_memory(
+          sample.batch, one.partition.local_tokens(one.rank), one.partition.num_documents())));
     }
     Result<Case> what = Case::make(*machine_, one.partition, one.rank, sample.batch, false);
-    if (!what) return what.status();
+    GDN_RETURN_IF_ERROR(job_.agree(what.status()));
+    what->communicator = job_.comm();
     std::vector<Runner> runners;
     GDN_RETURN_IF_ERROR(make_runners(*what, sample, runners));
     say_bytes(one, *what, runners);
@@ -326,17 +400,18 @@ class Bench : public Command {
     for (const NamedArm& named : arms_of(first)) {
       Runner runner{named, nullptr, ""};
       Result<std::unique_ptr<Arm>> made = bench::make_arm(*machine_, what, named.options);
-      if (made) {
+      const Status status = job_.agree(made.status());
+      if (status) {
         runner.arm = std::move(*made);
         // A twin is the code of the arm before it.
         const Result<std::string> failure =
             named.again ? Result<std::string>(runners.back().why_not) : check_arm(sample, named);
         if (!failure) return failure.status();
         runner.why_not = *failure;
-      } else if (runners.empty() || made.status().code() != ErrorCode::kUnsupported) {
-        return made.status();
+      } else if (runners.empty() || status.code() != ErrorCode::kUnsupported) {
+        return status;
       } else {
-        runner.why_not = made.status().message();
+        runner.why_not = status.message();
       }
       if (runner.why_not.empty()) {  // fills the saved set and the tables that stages start from
         GDN_RETURN_IF_ERROR(machine_->complete([&] {
@@ -350,7 +425,7 @@ class Bench : public Command {
   }
 
   void say_bytes(const BenchCase& one, const Case& what, const std::vector<Runner>& runners) {
-    const double kib = 1.0 / 1024 / static_cast<double>(what.problem.tokens);
+    const double kib = 1.0 / 1024 / static_cast<double>(std::max<int64_t>(1, what.problem.tokens));
     for (const Runner& runner : runners) {
       if (runner.arm == nullptr || runner.named.again) continue;
       const bench::ArmFacts& facts = runner.arm->facts();
@@ -366,16 +441,20 @@ class Bench : public Command {
 
   Status add_row(const BenchCase& one, const Case& what, Operation operation,
                  std::vector<Runner>& runners) {
-    int64_t chunks = 0;
-    for (const Fragment& f : one.partition.fragments(one.rank)) {
-      chunks += (f.length + kChunk - 1) / kChunk;
+    int64_t chunks = 0, tokens = job_.many_processes() ? 0 : what.problem.tokens;
+    for (int rank = 0; rank < one.partition.world_size(); ++rank) {
+      if (!job_.many_processes() && rank != one.rank) continue;
+      for (const Fragment& f : one.partition.fragments(rank)) {
+        chunks += (f.length + kChunk - 1) / kChunk;
+        if (job_.many_processes()) tokens += f.length;
+      }
     }
     const Problem& p = what.problem;
     const double flop = bench::products_flop(operation, chunks * p.heads_v, p.dim_k, p.dim_v);
     Json row{{"shape", one.name},
              {"norm", one.norm},
              {"gates", one.loaded ? "of the file" : one.recipe.gates},
-             {"tokens", p.tokens},
+             {"tokens", tokens},
              {"operation", bench::to_string(operation)},
              {"arms", Json::array()}};
     if (!one.of_ranks.empty()) row["of_ranks"] = one.of_ranks;
@@ -424,6 +503,7 @@ class Bench : public Command {
   }
 
   Result<int> print_report() {
+    if (!job_.speaks()) return failed_ ? kCheckFailed : kSuccess;
     if (!output_.empty()) {
       Result<AtomicFile> file = AtomicFile::create(output_);
       if (!file) return file.status();
@@ -460,7 +540,9 @@ class Bench : public Command {
     return print_report();
   }
 
+  Job job_;
   BenchInput input_;
+  PartitionOptions partition_;
   EngineOptions engine_;
   RunOptions run_options_;
   std::vector<std::string> operations_, backends_;

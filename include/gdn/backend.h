@@ -44,8 +44,9 @@ class Backend {
   virtual std::optional<std::string> why_not_operands(const Operands& in) const = 0;
 
   // How many SMs or threads want work: PlanOptions::workers; and how it wants documents cut:
-  // PlanOptions::segments_per_worker and segment_chunks. Two pieces per worker even out the last
-  // round; at 32 chunks the two folds of a cut, 16, are 2.8 % of the summary, 32 * 18, they serve.
+  // PlanOptions::segments_per_worker and segment_chunks (of one rank: see segment_chunks_over). Two
+  // pieces per worker even out the last round; at 32 chunks the two folds of a cut, 16, are 2.8 %
+  // of the summary, 32 * 18, they serve.
   virtual int64_t workers() const = 0;
   virtual int64_t segments_per_worker() const { return 2; }
   virtual int64_t segment_chunks(int64_t heads_v) const { return 32; }

@@ -57,7 +57,7 @@ std::vector<int64_t> sample_documents(const std::vector<int64_t>& documents) {
 
 Result<Case> Case::make(Machine& machine, const Partition& partition, int rank, const Batch& sample,
                         bool final_state) {
-  Case c{partition, rank, sample.problem, {}, {}, false, {}};
+  Case c{partition, rank, sample.problem, {}, {}, false, nullptr, {}};
   const int64_t period = sample.cu_seqlens.back();
   const int64_t filled = partition.local_tokens(rank);
   const int64_t rows = filled + sample.problem.tokens - period;

@@ -15,6 +15,8 @@ struct Case {
   ForwardArgs forward;
   BackwardArgs backward;
   bool training = false;  // is there a backward?
+  // Of all the partition's ranks; null: messages to other ranks are dropped.
+  Communicator* communicator = nullptr;
   std::vector<Storage> storage;
 
   // The rows of `sample` repeat up to the rank's own count, its states up to the partition's

@@ -48,6 +48,9 @@ class Machine {
 };
 
 std::unique_ptr<Machine> make_host_machine();
+// `own` among those of other processes, which all call the same things: calls begin together and
+// take as long as the slowest rank's. `host`, of all ranks, outlives it.
+std::unique_ptr<Machine> make_ranks_machine(std::unique_ptr<Machine> own, Communicator& host);
 // kUnsupported where this build, or this machine, has no CUDA device.
 Result<std::unique_ptr<Machine>> make_cuda_machine();
 

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <thread>
+
 #include "bench/power_cap.h"
 
 namespace gdn::bench {
@@ -72,6 +75,42 @@ TEST(PowerCapTest, SaysWhyItCannotBeRead) {
   const PowerCap other("0000:00:00.0", "libm.so.6");
   EXPECT_EQ(other.why_not(), "libm.so.6 lacks the calls");
   EXPECT_FALSE(other.held().has_value());
+}
+
+// A machine of ranks that are threads: calls begin together, times are the slowest rank's, and an
+// error of one is everybody's.
+TEST(RanksMachine, TimesOfTheSlowestRankForAll) {
+  constexpr int kRanks = 3;
+  auto hosts = make_thread_communicators(kRanks);
+  std::atomic<int> ready = 0;
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto fake = std::make_unique<FakeMachine>();
+      fake->next = 10 + rank;
+      if (rank == 1) fake->capped = true;
+      const auto machine = make_ranks_machine(std::move(fake), *hosts[rank]);
+      EXPECT_EQ(machine->description(), "3 ranks (threads), slowest rank; each fake");
+      const auto time = machine->time({[&] {
+                                         EXPECT_EQ(ready, kRanks);
+                                         return Status::ok();
+                                       },
+                                       [&] { return ++ready, Status::ok(); }});
+      ASSERT_TRUE(time) << time.status().message();
+      EXPECT_EQ(time->ms, 12);
+      EXPECT_EQ(time->capped, true);
+      const auto fails_on = [&](int bad) {
+        return rank == bad ? Status(ErrorCode::kDevice, "no more") : Status::ok();
+      };
+      const auto ok = [] { return Status::ok(); };
+      for (const auto& call : {TimedCall{[&] { return fails_on(2); }, {}},
+                               TimedCall{ok, [&] { return fails_on(2); }}}) {
+        EXPECT_EQ(machine->time(call).status().message(), "rank 2: no more");
+      }
+      EXPECT_EQ(machine->complete([&] { return fails_on(0); }).message(), "rank 0: no more");
+      EXPECT_TRUE(machine->time({ok, {}}));
+    });
+  }
 }
 
 }  // namespace

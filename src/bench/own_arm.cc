@@ -1,6 +1,6 @@
 // A backend of this build as an arm: calls through the driver, stages straight at the backend.
-// Messages to other ranks are dropped, which makes a single rank of many a proxy without
-// communication; what it would have received stays as it was allocated, zeros.
+// Without a communicator messages to other ranks are dropped, which makes a single rank of many a
+// proxy without communication; what it would have received stays as it was allocated, zeros.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -80,11 +80,16 @@ class OwnArm final : public Arm {
 
  protected:
   Status forward(bool keep) override {
-    return drive(Call::forward(context_, case_.forward, forward_space_, keep ? &saved_ : nullptr));
+    const Memory* saved = keep ? &saved_ : nullptr;
+    return case_.communicator != nullptr
+               ? gdn::forward(context_, case_.forward, forward_space_, saved)
+               : drive(Call::forward(context_, case_.forward, forward_space_, saved));
   }
   Status backward() override {
-    return drive(
-        Call::backward(context_, case_.backward, backward_space_, keep_saved_ ? &saved_ : nullptr));
+    const Memory* saved = keep_saved_ ? &saved_ : nullptr;
+    return case_.communicator != nullptr
+               ? gdn::backward(context_, case_.backward, backward_space_, saved)
+               : drive(Call::backward(context_, case_.backward, backward_space_, saved));
   }
   Status stage(Operation operation) override {
     const Backend& backend = context_.backend();
@@ -113,7 +118,7 @@ class OwnArm final : public Arm {
  private:
   static void*& table(StageArgs& args, Table which) { return args.tables[static_cast<int>(which)]; }
   static std::array<const FoldProgram*, 4> programs(const ExchangePass& pass) {
-    return {&pass.pack_states, &pass.pack_maps, &pass.fold, &pass.spread};
+    return {&pass.pack, &pass.pack_maps, &pass.fold, &pass.spread};
   }
   static bool all_empty(const ExchangePass& pass) {
     const auto list = programs(pass);
@@ -155,7 +160,10 @@ class OwnArm final : public Arm {
 
 Result<std::unique_ptr<Arm>> make_own_arm(Machine& machine, const Case& what,
                                           const ArmOptions& options) {
-  Result<Context> context = Context::make(what.partition, what.rank, what.problem, options.context);
+  Result<Context> context =
+      what.communicator != nullptr
+          ? Context::make(what.partition, *what.communicator, what.problem, options.context)
+          : Context::make(what.partition, what.rank, what.problem, options.context);
   if (!context) return context.status();
   auto arm = std::make_unique<OwnArm>(what, options.keep_saved, std::move(*context));
   GDN_RETURN_IF_ERROR(arm->set_up(machine));

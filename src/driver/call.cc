@@ -101,7 +101,7 @@ struct Call::State {
     const ExchangeKind kind = context.plan().exchange;
     if (kind != ExchangeKind::kNone) {
       then([this, &stage, &pass, kind](Message& message) -> Status {
-        GDN_RETURN_IF_ERROR(backend.fold(stage, pass.pack_states));
+        GDN_RETURN_IF_ERROR(backend.fold(stage, pass.pack));
         GDN_RETURN_IF_ERROR(backend.fold(stage, pass.pack_maps));
         const int64_t element = size_of(context.problem().state());
         message.kind =

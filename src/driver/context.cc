@@ -100,7 +100,8 @@ Result<Context::Made> Context::make_local(const Partition& partition, int rank,
   plan_options.workers = (*backend)->workers();
   plan_options.heads_qk = problem.heads_qk;
   plan_options.segments_per_worker = (*backend)->segments_per_worker();
-  plan_options.segment_chunks = (*backend)->segment_chunks(problem.heads_v);
+  plan_options.segment_chunks =
+      segment_chunks_over(partition.world_size(), (*backend)->segment_chunks(problem.heads_v));
   plan_options.tile = options.tile;
   plan_options.exchange = options.exchange;
   plan_options.max_tokens = options.max_tokens;

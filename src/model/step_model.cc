@@ -38,7 +38,8 @@ const std::vector<DeviceRates>& all_rates() {
   return rates;
 }
 
-PlanOptions plan_options(const Shape& shape, int64_t heads_v, const DeviceRates& rates) {
+PlanOptions plan_options(const Shape& shape, int64_t heads_v, int world_size,
+                         const DeviceRates& rates) {
   PlanOptions options;
   options.heads_v = heads_v;
   options.dim_k = shape.dim_k;
@@ -46,7 +47,7 @@ PlanOptions plan_options(const Shape& shape, int64_t heads_v, const DeviceRates&
   options.workers = rates.workers;
   options.heads_qk = std::min(shape.heads_qk, heads_v);
   options.segments_per_worker = rates.segments_per_worker;
-  options.segment_chunks = rates.segment_chunks;
+  options.segment_chunks = segment_chunks_over(world_size, rates.segment_chunks);
   return options;
 }
 
@@ -98,7 +99,7 @@ double pass_compute_ms(const Plan& plan, bool backward, const DeviceRates& rates
     if (backward ? !s.starts_document() : !s.ends_document()) summarised += s.chunks();
   }
   const double chunk_heads = static_cast<double>(plan.counts.chunks) * heads;
-  const int64_t steps = longest_chain(pass.pack_states) + longest_chain(pass.pack_maps) +
+  const int64_t steps = longest_chain(pass.pack) + longest_chain(pass.pack_maps) +
                         longest_chain(pass.fold) + longest_chain(pass.spread);
   return r.launch_us * 1e-3 + r.even_ns * chunk_heads * 1e-6 +
          std::max(r.chain_us * static_cast<double>(longest) * 1e-3,
@@ -132,7 +133,7 @@ Result<StepTime> kcp_step(const Shape& shape, int world_size, Layout layout,
   if (!partition) return partition.status();
   std::vector<Plan> plans;
   for (int rank = 0; rank < world_size; ++rank) {
-    auto plan = Plan::make(*partition, rank, plan_options(shape, shape.heads_v, rates));
+    auto plan = Plan::make(*partition, rank, plan_options(shape, shape.heads_v, world_size, rates));
     if (!plan) return plan.status();
     plans.push_back(std::move(*plan));
   }
@@ -154,7 +155,7 @@ Result<StepTime> head_split_step(const Shape& shape, int world_size, const Devic
   const int64_t heads_v = share(shape.heads_v), heads_qk = share(shape.heads_qk);
   const auto partition = Partition::make(cu_seqlens(shape), 1, Layout::kContiguous);
   if (!partition) return partition.status();
-  const auto plan = Plan::make(*partition, 0, plan_options(shape, heads_v, rates));
+  const auto plan = Plan::make(*partition, 0, plan_options(shape, heads_v, 1, rates));
   if (!plan) return plan.status();
 
   StepTime step;

@@ -33,7 +33,7 @@ struct DeviceRates {
   double copy_gb_s = 0;  // device copy, read + write
   int64_t workers = 1;   // SMs
   int64_t segments_per_worker = 2;
-  int64_t segment_chunks = 32;  // at 48 value heads
+  int64_t segment_chunks = 32;  // of one rank, at 48 value heads
 };
 // Measured on an H200, by backend.
 std::span<const DeviceRates> device_rates();

@@ -68,10 +68,12 @@ Capacity Capacity::of(Layout layout, int world_size, const PlanOptions& options)
   const int64_t tiles = options.tile > 0 && world_size > 1 ? cuts : 0;
   const int64_t units = crossing + tiles;
   capacity.records = world_size > 1 ? open + tiles : 0;
-  if (world_size > 1) capacity.pack = {crossing + cuts, units};
+  // States, maps, and chains of the spread, whose every step leaves one boundary state.
+  if (world_size > 1) {
+    capacity.pack = {2 * (crossing + cuts) + most.entry_slots, 2 * units + most.entry_slots};
+  }
   // A chain needs two units, and has a step less than units.
   capacity.fold = {world_size * units, world_size * units / 2};
-  // Every step leaves one boundary state.
   capacity.spread = {most.entry_slots, most.entry_slots};
   return capacity;
 }

@@ -17,7 +17,7 @@ struct Capacity {
   // Units of a rank that follow (or precede) another unit of their document: each has at most M and
   // B, or C, in its record, and one boundary state that comes back.
   int64_t records = 0;
-  ProgramRoom pack;    // pack_states and pack_maps
+  ProgramRoom pack;    // and of pack_maps, where K and V differ
   ProgramRoom fold;    // of the units of all ranks
   ProgramRoom spread;  // both directions
 

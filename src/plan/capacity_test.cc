@@ -49,7 +49,7 @@ Rows sizes(const Plan& plan) {
     }
     list.insert(list.end(), {pass.send_elements, pass.received_elements, pass.return_send_elements,
                              pass.returned_elements});
-    for (const auto* program : {&pass.pack_states, &pass.pack_maps, &pass.fold, &pass.spread}) {
+    for (const auto* program : {&pass.pack, &pass.pack_maps, &pass.fold, &pass.spread}) {
       list.insert(list.end(), {program->max_steps, program->max_chains, program->rows,
                                program->cols, program->head_begin, program->head_end});
     }
@@ -68,7 +68,7 @@ void expect_fits(const Plan& plan) {
   EXPECT_LE(n.map_slots, most.map_slots);
   EXPECT_LE(n.empty_documents, most.empty_documents);
   for (const ExchangePass* pass : {&plan.forward, &plan.backward}) {
-    for (const auto* program : {&pass->pack_states, &pass->pack_maps, &pass->fold, &pass->spread}) {
+    for (const auto* program : {&pass->pack, &pass->pack_maps, &pass->fold, &pass->spread}) {
       EXPECT_LE(std::ssize(program->steps), program->max_steps);
       EXPECT_LE(program->chains(), program->max_chains);
     }

@@ -1,10 +1,12 @@
 // The programs of one direction. With s_0, s_1, ... the segments of a local chain in walking order
 // and u_0, u_1, ... the units of a crossing document likewise:
-//   pack_states  X = part(s_0); X = M X + part(s_i); record <- X
-//   pack_maps    X = M(s_0); X = M X; record <- X
-//   fold         X = part(u_0) -> u_1; X = M X + part(u_i) -> u_{i+1}
-//   spread       X = returned(unit) -> s_0, or X = part(s_0) -> s_1; X = M X + part(s_i) -> s_{i+1}
-// The backward pass takes M transposed. A chain is the same steps whatever W is.
+//   pack    X = part(s_0); X = M X + part(s_i); record <- X
+//           X = M(s_0); X = M X; record <- X   (pack_maps where K and V differ: other columns)
+//   fold    X = part(u_0) -> u_1; X = M X + part(u_i) -> u_{i+1}
+//   spread  X = returned(unit) -> s_0, or X = part(s_0) -> s_1; X = M X + part(s_i) -> s_{i+1}
+// The backward pass takes M transposed. A chain is the same steps whatever W is, and whichever of
+// pack and spread has it: nothing enters a document that begins here, so its chain may run before
+// the exchange, beside those that pack; it does where that does not hold the exchange up.
 #include "plan/exchange.h"
 
 #include <fmt/format.h>
@@ -60,13 +62,17 @@ class Writer {
 
   ExchangePass write() {
     counts();
-    open(pass_.pack_states, plan_.options.dim_v, 0, plan_.options.heads_v);
+    open(pass_.pack, plan_.options.dim_v, 0, plan_.options.heads_v);
     open(pass_.spread, plan_.options.dim_v, 0, plan_.options.heads_v);
     if (direction_ == kForward)
       open(pass_.pack_maps, plan_.options.dim_k, 0, plan_.options.heads_v);
     for (const LocalChain& chain : units_.chains) {
       if (chain.unit != kAbsent) pack(chain);
-      spread(chain);
+    }
+    const int64_t free_steps = longest_chain(pass_.pack);
+    for (const LocalChain& chain : units_.chains) {
+      const bool early = !enters(chain) && spread_steps(chain) <= free_steps;
+      spread(chain, early ? pass_.pack : pass_.spread);
     }
     const int64_t first = all_to_all_ ? heads_before(plan_, plan_.rank) : 0;
     open(pass_.fold, plan_.options.dim_v, first, first + block_heads_);
@@ -156,6 +162,14 @@ class Writer {
     program.head_end = static_cast<int>(head_end);
   }
 
+  static int64_t longest_chain(const FoldProgram& program) {
+    int64_t longest = 0;
+    for (int64_t c = 0; c < program.chains(); ++c) {
+      longest = std::max(longest, program.chain_begin[c + 1] - program.chain_begin[c]);
+    }
+    return longest;
+  }
+
   // Ends a chain, if it has steps.
   static void close(FoldProgram& program) {
     const int64_t steps = static_cast<int64_t>(program.steps.size());
@@ -168,40 +182,49 @@ class Writer {
     return plan_.segments[units_.chain_segments[at]];
   }
 
+  // A state from another rank comes before the chain's segments.
+  bool enters(const LocalChain& chain) const {
+    return chain.unit != kAbsent && units_.units[chain.unit].returned[direction_] != kAbsent;
+  }
+  int64_t spread_steps(const LocalChain& chain) const {
+    return chain.end - chain.begin - (enters(chain) ? 0 : 1);
+  }
+
   void pack(const LocalChain& chain) {
     const Unit& unit = units_.units[chain.unit];
     const int64_t n = chain.end - chain.begin;
     if (unit.part[direction_] != kAbsent) {
       for (int64_t i = 0; i < n; ++i) {
         const Segment& s = segment(chain, i);
-        pass_.pack_states.steps.push_back({i > 0 ? map(s) : FoldRef{}, part(s),
-                                           i == n - 1 ? send(unit.part[direction_]) : FoldRef{}});
+        pass_.pack.steps.push_back({i > 0 ? map(s) : FoldRef{}, part(s),
+                                    i == n - 1 ? send(unit.part[direction_]) : FoldRef{}});
       }
-      close(pass_.pack_states);
+      close(pass_.pack);
     }
     if (direction_ == kForward && unit.map != kAbsent) {
+      FoldProgram& maps = maps_are_packed_apart(plan_.options) ? pass_.pack_maps : pass_.pack;
       for (int64_t i = 0; i < n; ++i) {
         const Segment& s = segment(chain, i);
-        pass_.pack_maps.steps.push_back({i > 0 ? map(s) : FoldRef{}, i == 0 ? map(s) : FoldRef{},
-                                         i == n - 1 ? send(unit.map) : FoldRef{}});
+        maps.steps.push_back({i > 0 ? map(s) : FoldRef{}, i == 0 ? map(s) : FoldRef{},
+                              i == n - 1 ? send(unit.map) : FoldRef{}});
       }
-      close(pass_.pack_maps);
+      close(maps);
     }
   }
 
-  void spread(const LocalChain& chain) {
+  void spread(const LocalChain& chain, FoldProgram& program) {
     const int64_t n = chain.end - chain.begin;
-    const bool enters =
-        chain.unit != kAbsent && units_.units[chain.unit].returned[direction_] != kAbsent;
-    auto& steps = pass_.spread.steps;
-    if (enters)
-      steps.push_back({{}, returned(units_.units[chain.unit]), boundary(segment(chain, 0))});
+    const bool entered = enters(chain);
+    if (entered) {
+      program.steps.push_back(
+          {{}, returned(units_.units[chain.unit]), boundary(segment(chain, 0))});
+    }
     for (int64_t i = 0; i + 1 < n; ++i) {
       const Segment& s = segment(chain, i);
-      steps.push_back(
-          {enters || i > 0 ? map(s) : FoldRef{}, part(s), boundary(segment(chain, i + 1))});
+      program.steps.push_back(
+          {entered || i > 0 ? map(s) : FoldRef{}, part(s), boundary(segment(chain, i + 1))});
     }
-    close(pass_.spread);
+    close(program);
   }
 
   // Units [begin, end) are one document in document order.
@@ -231,6 +254,8 @@ class Writer {
 };
 
 }  // namespace
+
+bool maps_are_packed_apart(const PlanOptions& options) { return options.dim_k != options.dim_v; }
 
 void choose_exchange(const UnitTable& units, Plan& plan) {
   const auto& sent = units.sent[kForward];  // a document that crosses hands over B

@@ -5,6 +5,9 @@
 
 namespace gdn {
 
+// M has K columns, a state V: chains of one program have one width.
+bool maps_are_packed_apart(const PlanOptions& options);
+
 // Fills plan.exchange and exchange_reason.
 void choose_exchange(const UnitTable& units, Plan& plan);
 

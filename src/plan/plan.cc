@@ -43,9 +43,10 @@ Status check_options(const Partition& partition, int rank, const PlanOptions& op
 // How much of each program device copies and launches are made for.
 void make_room(const std::optional<Capacity>& capacity, Plan& plan) {
   const Capacity most = capacity.value_or(Capacity{});
+  const ProgramRoom maps = maps_are_packed_apart(plan.options) ? most.pack : ProgramRoom{};
   for (ExchangePass* pass : {&plan.forward, &plan.backward}) {
-    for (const auto& [program, room] : {std::pair{&pass->pack_states, most.pack},
-                                        {&pass->pack_maps, most.pack},
+    for (const auto& [program, room] : {std::pair{&pass->pack, most.pack},
+                                        {&pass->pack_maps, maps},
                                         {&pass->fold, most.fold},
                                         {&pass->spread, most.spread}}) {
       program->max_steps = capacity ? room.steps : std::ssize(program->steps);

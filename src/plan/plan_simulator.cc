@@ -250,7 +250,7 @@ std::string run_pass(std::vector<Rank>& ranks, bool backward) {
     r.summarize(backward);
   }
   if (kind != ExchangeKind::kNone) {
-    each(&ExchangePass::pack_states);
+    each(&ExchangePass::pack);
     each(&ExchangePass::pack_maps);
     std::string error =
         deliver(ranks, Table::kSend, Table::kReceived, kind == ExchangeKind::kAllGather,

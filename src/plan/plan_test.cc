@@ -201,6 +201,51 @@ TEST(Plan, FoldsCoverEveryHeadOnce) {
   EXPECT_EQ(gathered.forward.fold.head_end, 3);
 }
 
+TEST(Plan, SegmentsOfManyRanksAreShorter) {
+  EXPECT_EQ(segment_chunks_over(1, 163), 163);
+  EXPECT_EQ(segment_chunks_over(2, 163), 81);
+  EXPECT_EQ(segment_chunks_over(8, 163), 64);
+  EXPECT_EQ(segment_chunks_over(1, 32), 32);
+  EXPECT_EQ(segment_chunks_over(8, 32), 32);
+}
+
+// What waits for nobody is computed before the exchange, beside the records.
+TEST(Plan, OwnDocumentsAreSpreadBesideThePacking) {
+  const auto longest = [](const FoldProgram& program) {
+    int64_t steps = 0;
+    for (int64_t c = 0; c < program.chains(); ++c) {
+      steps = std::max(steps, program.chain_begin[c + 1] - program.chain_begin[c]);
+    }
+    return steps;
+  };
+  // Four segments of rank 0 alone, then six that cross: three on rank 0, three on rank 1.
+  PlanOptions options = with(2, 100);
+  options.segment_chunks = 1;
+  options.segments_per_worker = 1;
+  for (const int64_t own : {256, 64 * 40}) {
+    const auto p = Partition::make_explicit(Rows{0, own, own + 384},
+                                            {{{0, 0, own}, {1, 0, 192}}, {{1, 192, 192}}});
+    ASSERT_TRUE(p);
+    const Plan first = planned(*p, 0, options), second = planned(*p, 1, options);
+    ASSERT_EQ(std::ssize(first.segments), own / 64 + 3);
+    const bool early = own == 256;  // 3 steps beside 3; 39 would hold the exchange up
+    EXPECT_EQ(longest(first.forward.pack), 3);
+    // The record, the document that is cut off here (2 steps) and the one that is here alone.
+    EXPECT_EQ(first.forward.pack.chains(), early ? 3 : 2);
+    EXPECT_EQ(longest(first.forward.spread), early ? 0 : own / 64 - 1);
+    EXPECT_EQ(longest(second.forward.spread), 3);
+    EXPECT_TRUE(second.forward.pack.empty());
+  }
+  // Inner fragments pack B and M in one program where they have one width.
+  const auto p = Partition::make(Rows{0, 768}, 3, Layout::kContiguous);
+  for (const int64_t dim_v : {128, 64}) {
+    options.dim_v = dim_v;
+    const Plan inner = planned(*p, 1, options);
+    EXPECT_EQ(inner.forward.pack.chains(), dim_v == 128 ? 2 : 1);
+    EXPECT_EQ(inner.forward.pack_maps.chains(), dim_v == 128 ? 0 : 1);
+  }
+}
+
 TEST(Plan, BytesDoNotGrowWithTheSequence) {
   const auto sent = [](int64_t length) {
     const auto p = Partition::make(Rows{0, length}, 8, Layout::kZigzag);

@@ -73,6 +73,11 @@ std::string reason(const Plan& plan, int64_t fragments) {
 
 }  // namespace
 
+int64_t segment_chunks_over(int world_size, int64_t of_one_rank) {
+  constexpr int64_t kLeast = 64;
+  return std::max(std::min(of_one_rank, kLeast), of_one_rank / world_size);
+}
+
 int64_t most_pieces(bool inside, const PlanOptions& options) {
   const int64_t walks = options.heads_v * (inside ? 1 : 2);
   if (options.workers <= walks) return 1;

@@ -11,8 +11,8 @@ namespace {
 
 std::array<const FoldProgram*, kNumPrograms> programs(const Plan& plan) {
   const ExchangePass &f = plan.forward, &b = plan.backward;
-  return {&f.pack_states, &f.pack_maps, &f.fold, &f.spread,
-          &b.pack_states, &b.pack_maps, &b.fold, &b.spread};
+  return {&f.pack, &f.pack_maps, &f.fold, &f.spread,
+          &b.pack, &b.pack_maps, &b.fold, &b.spread};
 }
 
 CountRow count_row(const Plan& plan) {

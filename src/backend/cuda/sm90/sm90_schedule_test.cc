@@ -150,5 +150,43 @@ TEST(Sm90Schedule, ReverseChainsMirrorTheForward) {
   }
 }
 
+// The work tables of every rank of shapes M and H (docs/workloads.md) on 132 multiprocessors: all
+// chains whole, and no more pieces than the resident block has room for (ResidentTables).
+TEST(Sm90Schedule, TablesOfEveryRankFit) {
+  constexpr int64_t kHeadsK = 16, kLaneGroups = 44;
+  for (const std::vector<int64_t>& cu : {std::vector<int64_t>{0, 12000, 21000, 27000, 30768, 32768},
+                                         std::vector<int64_t>{0, 49152, 81920, 110592, 131072}}) {
+    for (const int world_size : {1, 2, 4, 8}) {
+      for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kZigzagPerDocument}) {
+        const auto partition = Partition::make(cu, world_size, layout);
+        ASSERT_TRUE(partition);
+        for (int rank = 0; rank < world_size; ++rank) {
+          PlanOptions options;
+          options.heads_v = 48;
+          options.heads_qk = kHeadsK;
+          options.workers = 132;
+          options.segments_per_worker = 1;
+          options.segment_chunks = 448 * options.heads_v / options.workers;
+          const auto plan = Plan::make(*partition, rank, options);
+          ASSERT_TRUE(plan);
+          for (Direction direction : {Direction::kForward, Direction::kReverse}) {
+            const auto chains = run_chains(*plan, direction);
+            const Schedule run = make_schedule(chains, kHeadsK, kLaneGroups);
+            expect_complete(chains, kHeadsK, run);
+            EXPECT_LE(std::ssize(run.pieces), plan->capacity.segments * kHeadsK + kLaneGroups);
+            EXPECT_EQ(run.lane_groups(), kLaneGroups);
+            const Schedule summary =
+                make_schedule(summary_chains(*plan, direction), kHeadsK, kLaneGroups, Cuts::kNone);
+            const int64_t summaries = direction == Direction::kForward
+                                          ? plan->capacity.exit_slots + plan->capacity.map_slots
+                                          : plan->capacity.entry_slots;
+            EXPECT_EQ(std::ssize(summary.pieces), summaries * kHeadsK);
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace gdn::sm90

@@ -5,6 +5,7 @@
 #include <vector_types.h>
 
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -110,12 +111,19 @@ inline cudaError_t cudaMemset(void* to, int value, size_t bytes) {
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
   return std::memcpy(to, from, bytes), cudaSuccess;
 }
+inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
+  return cudaMemset(to, value, bytes);
+}
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 
-// Page-locked memory, events that have always passed, and where a pointer is.
+// Page-locked memory, events that have always passed and know when they were recorded, and where a
+// pointer is.
 inline constexpr unsigned cudaHostAllocDefault = 0, cudaEventDisableTiming = 2;
-using cudaEvent_t = void*;
+struct SimtEvent {
+  std::chrono::steady_clock::time_point at;
+};
+using cudaEvent_t = SimtEvent*;
 struct cudaPointerAttributes {
   int device;
 };
@@ -123,10 +131,21 @@ inline cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
   return *pointer = std::malloc(bytes), cudaSuccess;
 }
 inline cudaError_t cudaFreeHost(void* pointer) { return std::free(pointer), cudaSuccess; }
-inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  return *event = nullptr, cudaSuccess;
+inline cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  return *event = new SimtEvent, cudaSuccess;
 }
-inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  return cudaEventCreate(event);
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+  return event->at = std::chrono::steady_clock::now(), cudaSuccess;
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
+  *ms = std::chrono::duration<float, std::milli>(end->at - begin->at).count();
+  return cudaSuccess;
+}
 inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
 inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void*) {
   return attributes->device = simt::machine().device, cudaSuccess;
