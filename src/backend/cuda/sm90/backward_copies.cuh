@@ -149,7 +149,6 @@ __device__ __forceinline__ void make_factors(const BackwardParams& p, BackwardSh
       __syncwarp();
       if (lane == 0) barrier_arrive(&s.d_o_full);
     }
-    // Every phase is waited for, so that none is taken for an older one.
     barrier_wait(&s.values_full, parity);
     barrier_wait(&s.d_v_full, parity);
     barrier_wait(&s.d_o_full, parity);
@@ -162,6 +161,9 @@ __device__ __forceinline__ void make_factors(const BackwardParams& p, BackwardSh
       }
       fence_async_proxy();
       barrier_arrive(&s.factors_full[stage]);
+    }
+    for (uint64_t* empty : {&s.values_empty, &s.d_v_empty, &s.d_o_empty, &s.q_empty}) {
+      barrier_arrive(empty);
     }
     const float through = state_dot(s, at, lane) * exp2_approx(vectors.gate[kChunkTokens - 1]);
     if (lane == 0) s.through[stage] = through;

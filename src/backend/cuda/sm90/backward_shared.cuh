@@ -60,7 +60,9 @@ static_assert(sizeof(BackwardShared) <= 227 * 1024);
 
 __device__ __forceinline__ void init_barriers(BackwardShared& s) {
   if (threadIdx.x != 0) return;
-  // Every thread arrives, for what it has written or read itself.
+  // Every thread arrives, for what it has written or read itself. Who waits for a phase must also
+  // be waited for before the next one can complete, or it takes that for an older one and waits on:
+  // lab/sm90/backward_protocol.py plays the roles in random order to check that.
   constexpr uint32_t kWarp = 32, kGroup = 128, kState = 256;
   for (int i = 0; i < 2; ++i) {
     barrier_init(&s.keys_full[i], 1);
@@ -70,10 +72,10 @@ __device__ __forceinline__ void init_barriers(BackwardShared& s) {
   for (uint64_t* full : {&s.q_full, &s.values_full, &s.d_o_full, &s.d_v_full, &s.dstates_full}) {
     barrier_init(full, 1);
   }
-  barrier_init(&s.q_empty, kState + kGroup);
-  barrier_init(&s.values_empty, kState);
-  barrier_init(&s.d_o_empty, kState);
-  barrier_init(&s.d_v_empty, 2 * kGroup);
+  barrier_init(&s.q_empty, kState + kGroup + kWarp);
+  barrier_init(&s.values_empty, kState + kWarp);
+  barrier_init(&s.d_o_empty, kState + kWarp);
+  barrier_init(&s.d_v_empty, 2 * kGroup + kWarp);
   barrier_init(&s.dstates_empty, kGroup + kWarp);
   barrier_init(&s.states_ready, kState);
   barrier_init(&s.states_empty, kState + kGroup + kWarp);

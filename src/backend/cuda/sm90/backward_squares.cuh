@@ -62,7 +62,7 @@ __device__ __forceinline__ void make_square(BackwardShared& s, int turn, bool is
   PairSums sums;
   barrier_wait(&s.squares_empty, parity ^ 1);
   barrier_wait(&s.sums_empty, parity ^ 1);
-  barrier_wait(&s.d_v_full, parity);
+  if (is_n) barrier_wait(&s.d_v_full, parity);
   barrier_wait(&s.d_o_full, parity);
   barrier_wait(&s.q_full, parity);
   barrier_wait(&s.e_ready, parity);
