@@ -9,9 +9,7 @@
 #include "gdn/backend.h"
 #ifdef GDN_WITH_CUDA
 #include "backend/cuda/portable/portable.h"
-#ifndef GDN_SIMT
 #include "backend/cuda/sm90/sm90.h"
-#endif
 #endif
 
 namespace gdn {
@@ -19,9 +17,7 @@ namespace gdn {
 std::span<const Backend* const> backends() {
   static const std::array list = {
 #ifdef GDN_WITH_CUDA
-#ifndef GDN_SIMT
       &cuda_sm90_backend(),
-#endif
       &cuda_portable_backend(),
 #endif
       &cpu_backend(),

@@ -1,8 +1,9 @@
 // Runs CUDA kernels on the host, thread by thread: every CUDA thread is a fiber, warps are taken in
 // a random order, lanes meet at warp-wide instructions, and asynchronous copies arrive only when
-// they are waited for. What it finds: wrong index maps, missing waits and barriers, divergent warp
-// instructions, addresses outside shared memory. What it does not: races that need two lanes of a
-// warp out of step. x86-64 only.
+// they are waited for, those of the copy engine at random times. The blocks of a cooperative launch
+// run beside each other. What it finds: wrong index maps, missing waits and barriers, threads that
+// wait for ever, divergent warp instructions, addresses outside shared memory. What it does not:
+// races that need two lanes of a warp out of step. x86-64 only.
 #pragma once
 
 #include <cstddef>
@@ -27,13 +28,14 @@ struct Launch {
   std::function<void()> kernel;  // of one thread
   int64_t blocks;
   int threads, shared_bytes;
+  bool cooperative;  // all blocks at once
 };
 
 struct Machine {
   int device = 0;  // the current one
   int multiprocessors = 4;
-  uint64_t seed = 1;     // of the order of warps
-  int64_t launches = 0;  // so far
+  uint64_t seed = 1;                       // of the order of warps
+  int64_t launches = 0;                    // so far
   std::vector<Launch>* capture = nullptr;  // where launches are noted instead of run
 };
 Machine& machine();
@@ -47,12 +49,23 @@ struct Index {
 Index thread_index();
 Index block_index();
 Index grid_size();
+Index block_size();
 int lane();
 void* shared_memory();
 int shared_size();
 
 void block_barrier();
 void warp_barrier();
+void named_barrier(int id, int threads);
+
+// Goes on when `ready(argument)`; `what` is for the message if that never comes.
+void wait_until(bool (*ready)(const void*), const void* argument, const char* what);
+// Lets others run: for loops that poll memory.
+void pause();
+
+// All 128 threads of a warpgroup meet, likewise: see `collective`.
+void warpgroup_collective(const char* operation, void* argument,
+                          void (*execute)(void* const* arguments));
 
 // All lanes of a warp meet: `execute` gets their 32 arguments once, then all go on. Lanes that meet
 // with different `operation`s are an error.
@@ -78,6 +91,12 @@ unsigned ballot(bool predicate);
 void copy_later(void* to, const void* from, int bytes, int zeros);
 void close_copies();
 void await_copies(int pending);
+
+// A copy of the copy engine: at some time, or when waited for. The running thread's stores: `read`
+// when their source may be overwritten.
+void copy_some_time(std::function<void()> copy);
+void store_some_time(std::function<void()> store);
+void await_stores();
 
 [[noreturn]] void fail(const char* message);
 

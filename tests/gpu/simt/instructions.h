@@ -9,6 +9,8 @@
 
 #define GDN_DEVICE inline
 #define GDN_SHARED(name) uint4* name = static_cast<uint4*>(::simt::shared_memory())
+#define GDN_SHARED_BYTES(name, alignment) \
+  auto* name = static_cast<uint8_t*>(::simt::shared_memory())
 #define GDN_UNROLL
 
 namespace gdn::cuda {

@@ -35,7 +35,8 @@ Status launch(const char* name, void (*kernel)(Params), const LaunchShape& shape
 #ifdef GDN_SIMT
   static_cast<void>(stream);
   return simt::launch(
-      {name, [=] { kernel(params); }, shape.blocks, shape.threads, shape.shared_bytes});
+      {name, [=] { kernel(params); }, shape.blocks, shape.threads, shape.shared_bytes,
+       shape.cooperative});
 #else
   Params copy = params;
   void* arguments[] = {&copy};

@@ -11,6 +11,7 @@
 #ifdef __CUDACC__
 #define GDN_DEVICE __device__ __forceinline__
 #define GDN_SHARED(name) extern __shared__ uint4 name[]
+#define GDN_SHARED_BYTES(name, alignment) extern __shared__ __align__(alignment) uint8_t name[]
 #define GDN_UNROLL _Pragma("unroll")
 
 namespace gdn::cuda {

@@ -8,7 +8,7 @@ namespace {
 
 __global__ void __launch_bounds__(kWalkThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams params) {
-  extern __shared__ __align__(1024) uint8_t raw_shared[];
+  GDN_SHARED_BYTES(raw_shared, 1024);
   backward_block(params, *reinterpret_cast<BackwardShared*>(raw_shared));
 }
 

@@ -7,11 +7,7 @@
 namespace gdn::sm90 {
 
 // threadIdx.x of the warpgroup, read anew: what is made from it is not kept in registers.
-__device__ __forceinline__ int fresh_thread() {
-  int index;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-  return index % 128;
-}
+__device__ __forceinline__ int fresh_thread() { return fresh_thread_index() % 128; }
 
 // What a thread of a warpgroup with row accumulators is.
 struct GradientLane {

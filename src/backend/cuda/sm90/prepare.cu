@@ -447,7 +447,7 @@ __device__ __forceinline__ void solve_head(const Shared& s, Slot& slot, uint8_t*
 
 __global__ void __launch_bounds__(kThreads, 6)
     prepare_kernel(const __grid_constant__ PrepareParams p) {
-  extern __shared__ __align__(128) uint8_t raw_shared[];
+  GDN_SHARED_BYTES(raw_shared, 128);
   auto& s = *reinterpret_cast<Shared*>(raw_shared);
   const int64_t chunk_index = blockIdx.x / p.heads_k;
   const int key_head = static_cast<int>(blockIdx.x % p.heads_k);

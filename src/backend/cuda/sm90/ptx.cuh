@@ -14,6 +14,10 @@
 #include <cstdio>
 #endif
 
+#ifndef __CUDACC__
+#include "simt/hopper.h"
+#endif
+
 namespace gdn::sm90 {
 
 using bf16 = __nv_bfloat16;
@@ -27,31 +31,21 @@ using cuda::mma_bf16;
 using cuda::pack_bf16;
 using cuda::smem_address;
 
-__device__ __forceinline__ float2 unpack_bf16(uint32_t x) { return {bf16_low(x), bf16_high(x)}; }
+#ifdef __CUDACC__
 __device__ __forceinline__ uint32_t add_bf16(uint32_t a, uint32_t b) {
   uint32_t sum;
   asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
   return sum;
 }
-// A pair of fp32 factors as sums of two bf16 each, 16 bits of precision together; and a pair of
-// bf16 times such factors, rounded once.
-struct SplitPair {
-  uint32_t high, low;
-};
-__device__ __forceinline__ SplitPair split_pair(float a, float b) {
-  const uint32_t high = pack_bf16(a, b);
-  return {high, pack_bf16(a - bf16_low(high), b - bf16_high(high))};
+__device__ __forceinline__ uint32_t mul_bf16(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
 }
-__device__ __forceinline__ uint32_t scale_bf16(uint32_t x, SplitPair factor) {
-  uint32_t y;
-  asm("{ .reg .b32 t; mul.rn.bf16x2 t, %1, %3; fma.rn.bf16x2 %0, %1, %2, t; }"
-      : "=r"(y)
-      : "r"(x), "r"(factor.high), "r"(factor.low));
-  return y;
-}
-__device__ __forceinline__ uint32_t pack_half(float a, float b) {
-  const __half2 pair = __floats2half2_rn(a, b);
-  return reinterpret_cast<const uint32_t&>(pair);
+__device__ __forceinline__ uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
 }
 
 // x, as if its value were not known: what is made from it is made again here, which costs fewer
@@ -65,6 +59,13 @@ __device__ __forceinline__ T forget_value(T x) {
 __device__ __forceinline__ float forget_value(float x) {
   asm volatile("" : "+f"(x));
   return x;
+}
+
+// threadIdx.x, read anew.
+__device__ __forceinline__ int fresh_thread_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
 }
 
 // ---- mbarrier ---------------------------------------------------------------------------------
@@ -250,6 +251,26 @@ __device__ __forceinline__ void mma_half(float (&c)[4], const uint32_t (&a)[4], 
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#endif  // __CUDACC__
+
+__device__ __forceinline__ float2 unpack_bf16(uint32_t x) { return {bf16_low(x), bf16_high(x)}; }
+
+// A pair of fp32 factors as sums of two bf16 each, 16 bits of precision together; and a pair of
+// bf16 times such factors, rounded once.
+struct SplitPair {
+  uint32_t high, low;
+};
+__device__ __forceinline__ SplitPair split_pair(float a, float b) {
+  const uint32_t high = pack_bf16(a, b);
+  return {high, pack_bf16(a - bf16_low(high), b - bf16_high(high))};
+}
+__device__ __forceinline__ uint32_t scale_bf16(uint32_t x, SplitPair factor) {
+  return fma_bf16(x, factor.high, mul_bf16(x, factor.low));
+}
+__device__ __forceinline__ uint32_t pack_half(float a, float b) {
+  const __half2 pair = __floats2half2_rn(a, b);
+  return reinterpret_cast<const uint32_t&>(pair);
 }
 
 }  // namespace gdn::sm90

@@ -8,7 +8,7 @@ namespace {
 
 __global__ void __launch_bounds__(kWalkThreads, 1)
     reverse_summary_kernel(const __grid_constant__ WalkParams params) {
-  extern __shared__ __align__(1024) uint8_t raw_shared[];
+  GDN_SHARED_BYTES(raw_shared, 1024);
   summary_block(params, *reinterpret_cast<ReverseShared*>(raw_shared));
 }
 

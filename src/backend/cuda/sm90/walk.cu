@@ -10,7 +10,7 @@ namespace {
 template <WalkKind kKind>
 __global__ void __launch_bounds__(kWalkThreads, 1)
     walk_kernel(const __grid_constant__ WalkParams params) {
-  extern __shared__ __align__(1024) uint8_t raw_shared[];
+  GDN_SHARED_BYTES(raw_shared, 1024);
   walk_block(params, *reinterpret_cast<WalkShared<kKind>*>(raw_shared));
 }
 

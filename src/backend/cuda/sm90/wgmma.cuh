@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "backend/cuda/sm90/ptx.cuh"
+
 namespace gdn::sm90 {
 
 inline constexpr int kTileBytes = 64 * 64 * 2;
@@ -36,6 +38,7 @@ __device__ __forceinline__ Operand plain_operand(uint32_t address, uint32_t lead
   return {((address & 0x3FFFF) >> 4) | (leading >> 4) << 16, stride >> 4};
 }
 
+#ifdef __CUDACC__
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -153,6 +156,34 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[64], Operand left, Operand r
 #undef GDN_NAMES16
 #undef GDN_NAMES32
 #undef GDN_NAMES64
+#else
+// The same on the emulator.
+template <int kTransB, int kCount>
+void wgmma_rs(float (&d)[kCount], uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3, Operand right,
+              bool accumulate) {
+  group_product({d,
+                 {r0, r1, r2, r3},
+                 {},
+                 {right.low, right.high},
+                 2 * kCount,
+                 accumulate,
+                 true,
+                 false,
+                 kTransB == 1});
+}
+template <int kTransA, int kTransB, int kCount>
+void wgmma_ss(float (&d)[kCount], Operand left, Operand right, bool accumulate) {
+  group_product({d,
+                 {},
+                 {left.low, left.high},
+                 {right.low, right.high},
+                 2 * kCount,
+                 accumulate,
+                 false,
+                 kTransA == 1,
+                 kTransB == 1});
+}
+#endif
 
 // Byte address of element (row, column) of a swizzled tile; column a multiple of 8.
 __device__ __forceinline__ uint32_t tile_address(uint32_t tile, int row, int column) {

@@ -19,9 +19,12 @@
 #define __device__
 #define __host__
 #define __launch_bounds__(...)
+#define __forceinline__ inline
+#define __grid_constant__
 #define threadIdx (::simt::thread_index())
 #define blockIdx (::simt::block_index())
 #define gridDim (::simt::grid_size())
+#define blockDim (::simt::block_size())
 
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -30,6 +33,27 @@ inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline void __threadfence() {}
+inline void __nanosleep(unsigned) { simt::pause(); }
+template <typename T>
+T __ldcg(const T* from) {
+  return *from;
+}
+template <typename T>
+void __stcg(T* to, T value) {
+  *to = value;
+}
+template <typename T>
+T min(T a, T b) {
+  return b < a ? b : a;
+}
+template <typename T>
+T max(T a, T b) {
+  return a < b ? b : a;
+}
+inline bool __any_sync(unsigned, bool predicate) { return simt::ballot(predicate) != 0; }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 inline void __syncthreads() { simt::block_barrier(); }
