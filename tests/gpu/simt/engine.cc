@@ -211,19 +211,31 @@ void run_blocks(int64_t first, int64_t count, int threads) {
     }
   }
   const int warps = threads / 32;
-  const auto total = static_cast<uint64_t>(count * warps);
-  do {
-    if (!later.empty() && next_random(4) == 0) copy_one();
-    const uint64_t start = next_random(total);
-    Lane* lane = nullptr;
-    for (uint64_t i = 0; i < total && lane == nullptr; ++i) {
-      const uint64_t warp = (start + i) % total;
-      Block& block = *blocks[warp / static_cast<uint64_t>(warps)];
-      const size_t from = warp % static_cast<uint64_t>(warps) * 32;
-      for (size_t l = from; l < from + 32 && lane == nullptr; ++l) {
-        if (runnable(block.lanes[l])) lane = &block.lanes[l];
+  const auto total = static_cast<size_t>(count * warps);
+  // Some warps sleep for a while: they go on only when no other can. So every order happens in
+  // which a warp comes late.
+  std::vector<char> asleep(total, 0);
+  int64_t decisions = 0;
+  const auto find = [&](bool sleeping) -> Lane* {
+    const size_t start = next_random(total);
+    for (size_t i = 0; i < total; ++i) {
+      const size_t warp = (start + i) % total;
+      if ((asleep[warp] != 0) != sleeping) continue;
+      Block& block = *blocks[warp / static_cast<size_t>(warps)];
+      const size_t from = warp % static_cast<size_t>(warps) * 32;
+      for (size_t l = from; l < from + 32; ++l) {
+        if (runnable(block.lanes[l])) return &block.lanes[l];
       }
     }
+    return nullptr;
+  };
+  do {
+    if (decisions++ % 256 == 0) {
+      for (char& sleeps : asleep) sleeps = next_random(4) == 0;
+    }
+    if (!later.empty() && next_random(4) == 0) copy_one();
+    Lane* lane = find(false);
+    if (lane == nullptr && later.empty()) lane = find(true);
     if (lane != nullptr) {
       current = lane;
       simt_switch(&scheduler, lane->stack);

@@ -1,9 +1,9 @@
 // Runs CUDA kernels on the host, thread by thread: every CUDA thread is a fiber, warps are taken in
-// a random order, lanes meet at warp-wide instructions, and asynchronous copies arrive only when
-// they are waited for, those of the copy engine at random times. The blocks of a cooperative launch
-// run beside each other. What it finds: wrong index maps, missing waits and barriers, threads that
-// wait for ever, divergent warp instructions, addresses outside shared memory. What it does not:
-// races that need two lanes of a warp out of step. x86-64 only.
+// a random order and may sleep, lanes meet at warp-wide instructions, and asynchronous copies
+// arrive only when they are waited for, those of the copy engine at random times. The blocks of a
+// cooperative launch run beside each other. What it finds: wrong index maps, missing waits and
+// barriers, threads that wait for ever, divergent warp instructions, addresses outside shared
+// memory. What it does not: races that need two lanes of a warp out of step. x86-64 only.
 #pragma once
 
 #include <cstddef>
