@@ -26,10 +26,11 @@ const std::vector<DeviceRates>& all_rates() {
        .workers = 132,
        .segments_per_worker = 2,
        .segment_chunks = 32},
-      // 2026-11-30. even_ns: prepare, 0.114 ms at M, in both passes. walk_ns forward: run is 0.433
-      // ms at M, 17.6, and G, H and I take 5 % more of it. walk_ns backward: reverse states and
-      // gradients of M, 0.575 + 1.45 ms, are 82.1; whole backwards of M, H and I, less prepare, are
-      // 85 to 87, launches included. chain_us: N, 50 chunks a walk, 0.126 ms forward and 0.494
+      // 2026-11-30, the backward of commit 571f7eb: prepare, reverse states, gradients. even_ns:
+      // prepare, 0.114 ms at M, in both passes. walk_ns forward: run is 0.433 ms at M, 17.6, and G,
+      // H and I take 5 % more of it. walk_ns backward: reverse states and gradients of M, 0.575 +
+      // 1.45 ms, are 82.1; whole backwards of M, H and I, less prepare, are 85 to 87, launches
+      // included. chain_us: N, 50 chunks a walk, 0.126 ms forward and 0.494
       // backward, of which launches and prepare are 9 and 14 us. summary_chain_us: a walk without
       // outputs, from where what comes before has decayed by e^-17. Of the model gates' 48 heads
       // the slowest takes 60 chunks to that, all take 7 in the mean: its walk is the time, and 1.4
