@@ -90,12 +90,13 @@ Arm::Arm(const Way& way, const Batch& period, int device, cudaStream_t stream)
   must(context->upload(resident.memory(), {stream}));
   must(cudaStreamSynchronize(stream), "uploading the plan");
   // The chunk grid is one rank's where every cut is a multiple of 64 (docs/accuracy.md).
-  bar = 1e-3;
+  bar = kOneGridBar;
   for (int rank = 0; rank < way.partition.world_size(); ++rank) {
     for (const Fragment& f : way.partition.fragments(rank)) {
-      if (f.offset % kChunk != 0) bar = 5e-3;
+      if (f.offset % kChunk != 0) bar = kMovedBar;
     }
   }
+  bar = std::min(bar, way.strictest);
 }
 
 BackwardArgs Arm::backward_args() const {
@@ -105,6 +106,10 @@ BackwardArgs Arm::backward_args() const {
   args.dq = dq->view, args.dk = dk->view, args.dv = dv->view;
   args.dg = dg->view, args.dbeta = dbeta->view;
   return args;
+}
+
+std::string Arm::why_not_claimed() const {
+  return right() ? "" : fmt::format("{:.1e} from one rank, bar {:.0e}", worst, bar);
 }
 
 void Arm::forward_call(bool keep, cudaStream_t stream) {

@@ -11,12 +11,13 @@ namespace {
 
 constexpr int64_t kBF16 = 2, kFP32 = 4;  // bytes
 
-// From docs/performance.md and docs/notes/sm90.md, 2026-11-29, pre-norm, model gates. At M (24,672
-// chunk-heads, 188 chunks in its longest document), portable: prepare 0.42 ms, run 0.77, summary
-// 0.12 over 0.8 of the chunks, fold 0.12 in 4 steps; backward 0.42 + 2 * 1.13 even, 2 * (0.39 +
-// 0.56) walks, summary 0.16. chain_us: N, whose walks are 50 chunks and leave the device idle.
+// From docs/performance.md and docs/notes/sm90.md, pre-norm, model gates.
 const std::vector<DeviceRates>& all_rates() {
   static const std::vector<DeviceRates> rates = {
+      // 2026-11-29. At M (24,672 chunk-heads, 188 chunks in its longest document): prepare 0.42 ms,
+      // run 0.77, summary 0.12 over 0.8 of the chunks, fold 0.12 in 4 steps; backward 0.42 + 2 *
+      // 1.13 even, 2 * (0.39 + 0.56) walks, summary 0.16. chain_us: N, whose walks are 50 chunks
+      // and leave the device idle.
       {.name = "cuda-portable",
        .forward = {10, 17, 31, 3.8, 6.1},
        .backward = {10, 112, 77, 8.4, 8.1},
@@ -25,16 +26,27 @@ const std::vector<DeviceRates>& all_rates() {
        .workers = 132,
        .segments_per_worker = 2,
        .segment_chunks = 32},
-      // At M prepare 0.114 ms in both passes, run 2.25 us per chunk and SM, states 0.515 and
-      // backward 1.95 ms; at N 8.3 us a chunk. Summaries forget within a few chunks.
+      // 2026-11-30, the backward of commit 571f7eb: prepare, reverse states, gradients. even_ns:
+      // prepare, 0.114 ms at M, in both passes. walk_ns forward: run is 0.433 ms at M, 17.6, and G,
+      // H and I take 5 % more of it. walk_ns backward: reverse states and gradients of M, 0.575 +
+      // 1.45 ms, are 82.1; whole backwards of M, H and I, less prepare, are 85 to 87, launches
+      // included. chain_us: N, 50 chunks a walk, 0.126 ms forward and 0.494
+      // backward, of which launches and prepare are 9 and 14 us. summary_chain_us: a walk without
+      // outputs, from where what comes before has decayed by e^-17. Of the model gates' 48 heads
+      // the slowest takes 60 chunks to that, all take 7 in the mean: its walk is the time, and 1.4
+      // us a chunk fits H, I, and M over two ranks. Folds: a step is a product per head, 28 us at M
+      // as above, and 15 fits N over two ranks.
       {.name = "cuda-sm90a",
-       .forward = {5, 5.0, 17, 2.25, 1.5},
-       .backward = {10, 5.0, 100, 8.3, 2.0},
-       .fold_us = 28,
+       .forward = {5, 4.6, 18.4, 2.3, 0, 1.4},
+       .backward = {10, 4.6, 84.5, 9.6, 0, 1.4},
+       .forget_chunks = 60,
+       .fold_us = 13,
+       .fold_head_us = 0.3,
        .copy_gb_s = 4250,
        .workers = 132,
        .segments_per_worker = 1,
-       .segment_chunks = 163}};
+       .segment_chunks = 32,
+       .pack_chunks = 448}};
   return rates;
 }
 
@@ -47,7 +59,8 @@ PlanOptions plan_options(const Shape& shape, int64_t heads_v, int world_size,
   options.workers = rates.workers;
   options.heads_qk = std::min(shape.heads_qk, heads_v);
   options.segments_per_worker = rates.segments_per_worker;
-  options.segment_chunks = segment_chunks_over(world_size, rates.segment_chunks);
+  options.segment_chunks = segment_chunks_over(
+      world_size, std::max(rates.segment_chunks, rates.pack_chunks * heads_v / rates.workers));
   return options;
 }
 
@@ -93,10 +106,12 @@ double pass_compute_ms(const Plan& plan, bool backward, const DeviceRates& rates
   const PassRates& r = backward ? rates.backward : rates.forward;
   const ExchangePass& pass = backward ? plan.backward : plan.forward;
   const auto heads = static_cast<double>(plan.options.heads_v);
-  int64_t longest = 0, summarised = 0;
+  int64_t longest = 0, summarised = 0, longest_summarised = 0;
   for (const Segment& s : plan.segments) {
     longest = std::max(longest, s.chunks());
-    if (backward ? !s.starts_document() : !s.ends_document()) summarised += s.chunks();
+    if (backward ? s.starts_document() : s.ends_document()) continue;
+    summarised += s.chunks();
+    longest_summarised = std::max(longest_summarised, s.chunks());
   }
   const double chunk_heads = static_cast<double>(plan.counts.chunks) * heads;
   const int64_t steps = longest_chain(pass.pack) + longest_chain(pass.pack_maps) +
@@ -105,7 +120,9 @@ double pass_compute_ms(const Plan& plan, bool backward, const DeviceRates& rates
          std::max(r.chain_us * static_cast<double>(longest) * 1e-3,
                   r.walk_ns * chunk_heads * 1e-6) +
          r.summary_ns * static_cast<double>(summarised) * heads * 1e-6 +
-         rates.fold_us * static_cast<double>(steps) * 1e-3;
+         r.summary_chain_us *
+             static_cast<double>(std::min(longest_summarised, rates.forget_chunks)) * 1e-3 +
+         (rates.fold_us + rates.fold_head_us * heads) * static_cast<double>(steps) * 1e-3;
 }
 
 PassTime pass_exchange(std::span<const Plan> ranks, bool backward, const Link& link) {

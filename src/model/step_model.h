@@ -1,11 +1,12 @@
 // A model of one training step over ranks: compute from measured times per chunk, boundary states
 // over a link. docs/scaling.md derives it and holds it against measured runs.
 //
-//   pass = launch + even * C + max(chain * longest, walk * C) + summary * Cs + fold * F + exchange
+//   pass = launch + even * C + max(chain * longest, walk * C)
+//          + summary * Cs + summary_chain * min(longest_s, forget) + fold(HV) * F + exchange
 //
 // C: chunk-heads of a rank (64-token chunks times value heads), longest: chunks of its longest
-// segment (one head's walk is serial), Cs: chunk-heads of segments whose summary somebody needs, F:
-// fold steps one after another. The step waits for the slowest rank.
+// segment (one head's walk is serial), Cs, longest_s: the same of segments whose summary somebody
+// needs, F: fold steps one after another. The step waits for the slowest rank.
 #pragma once
 
 #include <cstdint>
@@ -19,21 +20,25 @@ namespace gdn::model {
 
 // Of one direction of one backend on one device.
 struct PassRates {
-  double launch_us = 0;   // independent of the work
-  double even_ns = 0;     // per chunk-head, whole device: stages that spread over all SMs
-  double walk_ns = 0;     // per chunk-head, whole device busy with walks
-  double chain_us = 0;    // per chunk of one walk alone
-  double summary_ns = 0;  // per chunk-head of a segment that is summarised
+  double launch_us = 0;         // independent of the work
+  double even_ns = 0;           // per chunk-head, whole device: stages that spread over all SMs
+  double walk_ns = 0;           // per chunk-head, whole device busy with walks
+  double chain_us = 0;          // per chunk of one walk alone
+  double summary_ns = 0;        // per chunk-head of a segment that is summarised
+  double summary_chain_us = 0;  // per chunk of the longest walk of a summary
 };
 
 struct DeviceRates {
   std::string name;  // the backend
   PassRates forward, backward;
-  double fold_us = 0;    // per fold step in a row
+  int64_t forget_chunks = 0;  // the longest walk of a summary: further back all has decayed
+  double fold_us = 0;         // per fold step in a row, and what each value head adds to it
+  double fold_head_us = 0;
   double copy_gb_s = 0;  // device copy, read + write
   int64_t workers = 1;   // SMs
   int64_t segments_per_worker = 2;
-  int64_t segment_chunks = 32;  // of one rank, at 48 value heads
+  int64_t segment_chunks = 32;  // of one rank, at least
+  int64_t pack_chunks = 0;      // and a worker's share of so many with all their heads
 };
 // Measured on an H200, by backend.
 std::span<const DeviceRates> device_rates();
@@ -45,7 +50,9 @@ struct Link {
   double latency_us = 0;  // of one collective
 };
 struct Network {
-  Link host{350, 20};    // NVLink of one host: 450 GB/s each way on paper, NCCL moves about 350
+  // NVLink of one host: 450 GB/s each way on paper, NCCL moves about 350; 6 to 9 us a collective on
+  // two H200s, beside the bytes, on the rank that waits least.
+  Link host{350, 8};
   Link between{40, 40};  // 400 Gbit/s per GPU between hosts
   int ranks_per_host = 8;
 

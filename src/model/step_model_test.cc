@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace gdn::model {
 namespace {
 
@@ -111,30 +113,86 @@ TEST(StepModel, UnknownRatesAreRefused) {
             "rates: expected one of cuda-portable, cuda-sm90a, got 'gpu'");
 }
 
-// docs/performance.md: one H200, cold L2, pre-norm, model gates.
+TEST(StepModel, SummariesThatForgetAndFoldsPerHeadByHand) {
+  // One document of three heads over two ranks, 5 chunks each: rank 0 walks the last 3 of its 5
+  // for a summary, 3 * 4 ms, and a fold step takes 1 + 3 * 2 ms.
+  DeviceRates rates = plain();
+  rates.forward.summary_chain_us = 4e3;
+  rates.forget_chunks = 3;
+  rates.fold_us = 1e3;
+  rates.fold_head_us = 2e3;
+  const Shape shape{{640}, 3, 3, 128, 128};
+  const auto step = kcp_step(shape, 2, Layout::kContiguous, rates, even(1, 1));
+  ASSERT_TRUE(step) << step.status().message();
+  EXPECT_DOUBLE_EQ(step->forward.compute_ms, 1 + 15 + 30 + 12 + 7);
+}
+
+TEST(StepModel, AWorkersShareOfAPackIsTheLeastSegment) {
+  // 8 workers, one head: pieces of at least 16 / 8 chunks, so 12 chunks are six segments, not 12.
+  DeviceRates rates = plain();
+  rates.workers = 8;
+  rates.segments_per_worker = 1;
+  rates.segment_chunks = 1;
+  rates.pack_chunks = 16;
+  const Shape shape{{768}, 1, 1, 128, 128};
+  const auto step = kcp_step(shape, 1, Layout::kContiguous, rates, Network{});
+  ASSERT_TRUE(step);
+  EXPECT_DOUBLE_EQ(step->forward.compute_ms, 1 + 12 + std::max(2 * 5, 12 * 2));
+}
+
+const std::vector<int64_t> kM = {12000, 9000, 6000, 3768, 2000}, kN = {2049, 3001, 3142};
+const std::vector<int64_t> kH = {49152, 32768, 28672, 20480}, kI = {24576, 16384, 14336, 10240};
+const std::vector<int64_t> kD = {254976};
+
+// docs/performance.md: one H200, cold L2, pre-norm, model gates. 0: not noted, or an earlier
+// kernel.
 TEST(StepModel, ReproducesMeasuredRunsOfOneGpu) {
   struct Measured {
     const char* rates;
     std::vector<int64_t> documents;
     int64_t heads_qk, heads_v;
-    double forward_ms, both_ms;
+    double forward_ms, both_ms, share;
   };
-  const std::vector<int64_t> m = {12000, 9000, 6000, 3768, 2000}, n = {2049, 3001, 3142};
-  const std::vector<int64_t> h = {49152, 32768, 28672, 20480}, d = {254976};
-  for (const Measured& run : {Measured{"cuda-portable", m, 16, 48, 1.435, 6.233},
-                              Measured{"cuda-portable", n, 2, 6, 0.211, 0.722},
-                              Measured{"cuda-portable", d, 16, 48, 0, 53.5},  // forward not noted
-                              Measured{"cuda-sm90a", m, 16, 48, 0.569, 3.22},
-                              Measured{"cuda-sm90a", n, 2, 6, 0.123, 0.558},
-                              Measured{"cuda-sm90a", h, 16, 48, 2.46, 12.5},
-                              Measured{"cuda-sm90a", d, 16, 48, 4.72, 23.4}}) {
+  for (const Measured& run : {Measured{"cuda-portable", kM, 16, 48, 1.435, 6.233, 0.15},
+                              Measured{"cuda-portable", kN, 2, 6, 0.211, 0.722, 0.15},
+                              Measured{"cuda-portable", kD, 16, 48, 0, 53.5, 0.15},
+                              Measured{"cuda-sm90a", kM, 16, 48, 0.561, 2.820, 0.05},
+                              Measured{"cuda-sm90a", kN, 2, 6, 0.126, 0.620, 0.05},
+                              Measured{"cuda-sm90a", kH, 16, 48, 2.434, 11.302, 0.05},
+                              Measured{"cuda-sm90a", kI, 16, 48, 1.239, 5.648, 0.05},
+                              Measured{"cuda-sm90a", kD, 16, 48, 4.72, 0, 0.05}}) {
     const auto step = kcp_step({run.documents, run.heads_qk, run.heads_v, 128, 128}, 1,
                                Layout::kContiguous, *find_rates(run.rates), Network{});
     ASSERT_TRUE(step);
     if (run.forward_ms > 0) {
-      EXPECT_NEAR(step->forward.total_ms() / run.forward_ms, 1, 0.15) << run.rates;
+      EXPECT_NEAR(step->forward.total_ms() / run.forward_ms, 1, run.share) << run.rates;
     }
-    EXPECT_NEAR(step->total_ms() / run.both_ms, 1, 0.15) << run.rates << " " << run.both_ms;
+    if (run.both_ms > 0) {
+      EXPECT_NEAR(step->total_ms() / run.both_ms, 1, run.share) << run.rates << " " << run.both_ms;
+    }
+  }
+}
+
+// docs/performance.md: two H200s of one host over NCCL. Zigzag per document at M is slower by a
+// fifth than the model says (docs/scaling.md).
+TEST(StepModel, ReproducesMeasuredRunsOfTwoGpus) {
+  struct Measured {
+    std::vector<int64_t> documents;
+    int64_t heads_qk, heads_v;
+    Layout layout;
+    double forward_ms, both_ms, share;
+  };
+  for (const Measured& run : {Measured{kM, 16, 48, Layout::kContiguous, 0.459, 1.731, 0.1},
+                              Measured{kM, 16, 48, Layout::kZigzag, 0.522, 2.171, 0.1},
+                              Measured{kM, 16, 48, Layout::kZigzagPerDocument, 0.691, 2.442, 0.22},
+                              Measured{kN, 2, 6, Layout::kContiguous, 0.172, 0.696, 0.1},
+                              Measured{kN, 2, 6, Layout::kZigzag, 0.167, 0.679, 0.17},
+                              Measured{kN, 2, 6, Layout::kZigzagPerDocument, 0.163, 0.530, 0.17}}) {
+    const auto step = kcp_step({run.documents, run.heads_qk, run.heads_v, 128, 128}, 2, run.layout,
+                               *find_rates("cuda-sm90a"), Network{});
+    ASSERT_TRUE(step);
+    EXPECT_NEAR(step->forward.total_ms() / run.forward_ms, 1, run.share) << run.both_ms;
+    EXPECT_NEAR(step->total_ms() / run.both_ms, 1, run.share) << run.both_ms;
   }
 }
 

@@ -30,6 +30,13 @@ def test_rows():
     assert lines[4].endswith("| - | - | - | - |")
 
 
+def test_what_is_not_claimed_is_marked_and_has_no_ratio():
+    row = "M CP2 Z  | fwd 0.400 1.42x (0.390) | cuda-sm90a, none | not claimed: 2.7e-03 from one rank, bar 1e-03"
+    lines = ranks_table.table(ranks_table.ours(row), ranks_table.peers(PEERS)).splitlines()
+    assert lines[2].startswith("| M | fwd | 0.400 1.42x (0.390) not claimed | ")
+    assert lines[2].endswith("| - |")
+
+
 def test_without_peers():
     lines = ranks_table.table(ranks_table.ours(OURS), ranks_table.peers("")).splitlines()
     assert lines[0] == "| shape | operation | CP1 | CP2 Z |"
