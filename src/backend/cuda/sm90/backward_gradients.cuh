@@ -1,53 +1,9 @@
-// Warpgroup 3 of k_backward: dq and dk of every chunk.
+// Warpgroup 3 of k_backward: dk of every chunk.
 #pragma once
 
-#include "backend/cuda/common/scans.cuh"
-#include "backend/cuda/sm90/backward_squares.cuh"
+#include "backend/cuda/sm90/backward_rows.cuh"
 
 namespace gdn::sm90 {
-
-// Scales rows of a product with a state by `factor`, and leaves their dots with the same rows of
-// the two tiles from `tiles` on.
-__device__ __forceinline__ void finish_state_term(float (&acc)[64], const float (&factor)[2],
-                                                  uint32_t tiles, float* out,
-                                                  const GradientLane& own) {
-#pragma unroll
-  for (int i = 0; i < 64; ++i) acc[i] *= factor[(i / 2) % 2];
-  const auto put = [&](int kk, uint32_t(&x)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = pack_bf16(acc[8 * kk + 2 * i], acc[8 * kk + 2 * i + 1]);
-  };
-  const float2 dots = diagonal_products(put, tiles, 16 * own.warp, own.lane);
-  if (has_diagonal(own.lane)) {
-    out[own.row] = dots.x;
-    out[own.row + 8] = dots.y;
-  }
-}
-
-// acc = a b: a two tiles [64 tokens][64 of V], b a state image. Issued.
-__device__ __forceinline__ void start_with_state(float (&acc)[64], uint32_t a,
-                                                 const bf16 (&b)[2][2][kTileElements]) {
-  const Operand rows = operand(a), state = operand(smem_address(b), kTileBytes);
-  wgmma_fence();
-#pragma unroll
-  for (int kk = 0; kk < 8; ++kk) {
-    wgmma_ss<0, 1>(acc, rows.at((kk / 4) * kTileBytes + (kk % 4) * 32),
-                   state.at((kk / 4) * 2 * kTileBytes + (kk % 4) * 2048), kk > 0);
-  }
-  wgmma_commit();
-}
-
-// acc += a b or a^T b: a a square tile, b two tiles [64 tokens][64 of K]. Issued.
-template <int kTransA>
-__device__ __forceinline__ void start_with_square(float (&acc)[64], const bf16 (&a)[kTileElements],
-                                                  uint32_t b) {
-  const Operand square = operand(smem_address(a), kTileBytes), rows = operand(b, kTileBytes);
-#pragma unroll
-  for (int kk = 0; kk < 4; ++kk) {
-    wgmma_ss<kTransA, 1>(acc, square.at(kk * (kTransA ? 2048 : 32)), rows.at(kk * 2048), true);
-  }
-  wgmma_commit();
-}
 
 // acc += (f E) dS^T with a factor for each row. Issued.
 __device__ __forceinline__ void start_exit_term(float (&acc)[64], BackwardShared& s,
@@ -70,133 +26,66 @@ __device__ __forceinline__ void start_exit_term(float (&acc)[64], BackwardShared
   wgmma_commit();
 }
 
-// Takes from rows of a gradient what lies along the rows x of the two tiles from `tiles` on: that
-// of the normalised row becomes that of the raw one, r = 1 / |x|. Linear, so it need not wait for
-// the sum over a group.
-__device__ __forceinline__ void project_rows(float (&acc)[64], uint32_t tiles, const float (&r)[2],
-                                             const GradientLane& own) {
-  float dots[2] = {0.0f, 0.0f};
-#pragma unroll
-  for (int kk = 0; kk < 8; ++kk) {
-    uint32_t x[4];
-    ldmatrix_x4(x, own.at(tiles + (kk / 4) * kTileBytes, kk % 4));
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = unpack_bf16(x[i]);
-      dots[i % 2] += pair.x * acc[8 * kk + 2 * i] + pair.y * acc[8 * kk + 2 * i + 1];
-    }
-  }
-  const float along[2] = {-r[0] * r[0] * cuda::quad_sum(dots[0]),
-                          -r[1] * r[1] * cuda::quad_sum(dots[1])};
-#pragma unroll
-  for (int kk = 0; kk < 8; ++kk) {
-    uint32_t x[4];
-    ldmatrix_x4(x, own.at(tiles + (kk / 4) * kTileBytes, kk % 4));
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = unpack_bf16(x[i]);
-      acc[8 * kk + 2 * i] += along[i % 2] * pair.x;
-      acc[8 * kk + 2 * i + 1] += along[i % 2] * pair.y;
-    }
-  }
-}
-
-// Rows of this head's part of dq or dk, for warp 2.
-__device__ __forceinline__ void put_gradient_rows(const float (&acc)[64], BackwardShared& s,
-                                                  uint32_t parity, const GradientLane& own) {
-  barrier_wait(&s.rows_empty, parity);
-#pragma unroll
-  for (int kk = 0; kk < 8; ++kk) {
-    const float* x = &acc[8 * kk];
-    stmatrix_x4(own.at(smem_address(s.rows[kk / 4]), kk % 4), pack_bf16(x[0], x[1]),
-                pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
-  }
-  fence_async_proxy();
-  barrier_arrive(&s.rows_full);
-}
-
-// dP of a chunk, and its pairs.
-__device__ __forceinline__ void make_dp(BackwardShared& s, int stage, const GradientLane& own) {
-  const ReverseVectors& vectors = s.vectors[stage];
-  const Decays decays{vectors.gate, s.key_beta, s.column_beta};
-  const DecayRows rows(decays, vectors.rq[own.row], vectors.rq[own.row + 8], own.warp, own.lane);
-  PairSums sums;
-#pragma unroll 1
-  for (int half = 0; half < kHalves; ++half) {
-    float qk[16], out_e[16];
-    start_qk(qk, s.q[stage], s.k[stage], half * kHalfColumns);
-    start_qk(out_e, s.d_o, s.e, half * kHalfColumns);
-    wgmma_wait<0>();
-    settle(qk);
-    settle(out_e);
-    sums.begin_half();
-    write_dp(out_e, qk, s, rows, sums, half, own);
-    sums.end_half(s, 0, half, own);
-  }
-  sums.end(s, 0, own);
-  fence_async_proxy();
-  named_barrier(3, 128);
-}
-
 __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardShared& s) {
   const GradientLane own(threadIdx.x % 128);
   for_chunks(p.walk, [&](const ChunkAt& at) {
-    const int stage = at.turn & 1;
-    const uint32_t parity = at.turn & 1;
-    const ReverseVectors& vectors = s.vectors[stage];
-    const uint32_t k = smem_address(s.k[stage]), q = smem_address(s.q[stage]);
-    barrier_wait(&s.keys_full[stage], (at.turn >> 1) & 1);
-    barrier_wait(&s.p_ready, parity);  // factors; short rows are zero
-    barrier_wait(&s.out_full, parity);
-    barrier_wait(&s.e_full, parity);
-    make_dp(s, stage, own);
-    barrier_wait(&s.states_full, parity);
-    // dq, then dk: mostly the same code, so one loop.
-#pragma unroll 1
-    for (int which = 0; which < 2; ++which) {
-      const bool is_dk = which == 1;
-      const uint32_t tiles = is_dk ? k : q;
-      const float* r = is_dk ? vectors.rk : vectors.rq;
-      if (is_dk) barrier_wait(&s.solved, parity);
-      float acc[64];
-      start_with_state(acc, is_dk ? smem_address(s.d_v) : smem_address(s.d_o), s.states);
-      wgmma_wait<0>();
-      settle(acc);
-      barrier_arrive(is_dk ? &s.states_empty : &s.out_empty);
-      {
-        const float sign = is_dk ? -1.0f : 1.0f;
-        const float gam[2] = {exp2_approx(vectors.gate[own.row]),
-                              exp2_approx(vectors.gate[own.row + 8])};
-        finish_state_term(acc, {sign * gam[0] * r[own.row], sign * gam[1] * r[own.row + 8]}, tiles,
-                          s.row_dots[which], own);
+    const int stage = at.stage();
+    const uint32_t parity = at.parity();
+    const BackwardVectors& vectors = s.vectors[stage];
+    const uint32_t k = smem_address(s.k[stage]);
+    float acc[64];
+    barrier_wait(&s.keys_full[stage], at.stage_parity());
+    barrier_wait(&s.factors_full[stage], at.stage_parity());
+    barrier_wait(&s.d_v_full, parity);
+    barrier_wait(&s.states_ready, parity);
+    start_with_state(acc, smem_address(s.d_v), smem_address(s.states));
+    wgmma_wait<0>();
+    settle(acc);
+    barrier_arrive(&s.d_v_empty);
+    barrier_arrive(&s.states_empty);
+    const float r[2] = {vectors.rk[own.row], vectors.rk[own.row + 8]};
+    {
+      float f[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = own.row + 8 * i;
+        f[i] = -exp2_approx(vectors.gate[row]) * r[i] * vectors.d_v[row];
       }
-      if (is_dk) {
-        barrier_arrive(&s.sums_full);
-        {
-          const auto* c =
-              reinterpret_cast<const float*>(&s.factors.inner[own.row / 2]) + own.row % 2;
-          start_exit_term(acc, s, {c[0] * c[2], c[16] * c[18]}, own);
-        }
-        barrier_wait(&s.n_ready, parity);
-        wgmma_fence();
-        start_with_square<1>(acc, s.dp, q);
-        start_with_square<0>(acc, s.p, k);
-        wgmma_wait<2>();
-        barrier_arrive(&s.e_empty);
-        barrier_arrive(&s.solution_empty);
-      } else {
-        wgmma_fence();
-        start_with_square<0>(acc, s.dp, k);
-      }
-      wgmma_wait<0>();
-      settle(acc);
-      if (is_dk) barrier_arrive(&s.squares_empty);
-      if (p.l2norm) {
-        const float by = is_dk ? 1.0f : p.inverse_scale;
-        project_rows(acc, tiles, {r[own.row] * by, r[own.row + 8] * by}, own);
-      }
-      put_gradient_rows(acc, s, which ^ 1, own);
+      scale_rows(acc, {forget_value(f[0]), forget_value(f[1])});
     }
+    // Of dY S^T, then of that and E dS^T.
+#pragma unroll 1
+    for (int terms = 0;; ++terms) {
+      const float2 dots = row_dots(acc, k, own);
+      if (terms == 0) barrier_wait(&s.sums_empty, parity ^ 1);
+      put_row_dots(dots, s.row_dots[terms], own);
+      if (terms == 1) break;
+      barrier_wait(&s.e_ready, parity);
+      barrier_wait(&s.dstates_full, parity);
+      start_exit_term(acc, s, {vectors.c[own.row], vectors.c[own.row + 8]}, own);
+      wgmma_wait<0>();
+      settle(acc);
+      barrier_arrive(&s.dstates_empty);
+    }
+    barrier_arrive(&s.sums_full);
+    barrier_wait(&s.q_full, parity);
+    barrier_wait(&s.dp_ready, parity);
+    barrier_wait(&s.n_ready, parity);
+    wgmma_fence();
+    start_with_square<1>(acc, s.dp, smem_address(s.q));
+    start_with_square<0>(acc, s.n, k);
+    wgmma_wait<0>();
+    settle(acc);
+    barrier_arrive(&s.squares_empty);
+    barrier_arrive(&s.q_empty);
+    if (p.l2norm) {
+      // Linear, so it need not wait for the sum over a group.
+      const float2 dots = row_dots(acc, k, own);
+      add_rows(acc, {-r[0] * r[0] * dots.x, -r[1] * r[1] * dots.y}, k, own);
+    }
+    put_rows(acc, smem_address(s.e), own);  // E has been read
+    fence_async_proxy();
+    barrier_arrive(&s.dk_full);
     barrier_arrive(&s.keys_empty[stage]);
   });
 }

@@ -8,14 +8,18 @@
 namespace gdn::sm90 {
 
 struct BackwardParams {
-  WalkParams walk;  // v: d_o; o: d_v; initial_state: dfinal_state; final_state: dinitial_state
+  WalkParams walk;        // states: dS of every chunk; o and o_map are not used
+  CUtensorMap d_o_map;    // [T, HV, 128]; with d_o.rows only
+  CUtensorMap d_v_map;    // [T, HV, 128]: rows f U, f = stored_factor(beta)
+  cuda::ElementView d_o;  // rows: the copy engine takes them. Null data: 0
+  cuda::ElementView d_v;  // rows of tokens with f = 1 are made d_v here
   cuda::ScalarView g;
   cuda::Activation activation;
   CUtensorMap d_q_map, d_k_map;  // [T, H, 128]
   cuda::ElementView d_q, d_k;    // the same rows
   cuda::ScalarView d_g, d_beta;
   float2* sums;       // [C, HV] this chunk's part of dA_log, ddt_bias; null: not wanted
-  int* row_counters;  // [lane groups, G - 1] sums of dq and dk written: 0 before the launch
+  int* row_counters;  // [lane groups, G - 1] sums of dk and dq written: 0 before the launch
   float inverse_scale;
   bool l2norm;
 };

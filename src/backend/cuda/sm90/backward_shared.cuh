@@ -6,78 +6,104 @@
 
 namespace gdn::sm90 {
 
+// Per-token numbers of a chunk: as copied in, and made from these.
+struct BackwardVectors {
+  float gate[kChunkTokens];
+  float beta[kChunkTokens];
+  float rq[kChunkTokens];
+  float rk[kChunkTokens];
+  float4 inner[kChunkTokens / 2];  // {a_t, a_t+1, beta_t, beta_t+1}
+  float c[kChunkTokens];           // e^{G_C-G_t} beta_t / |k_t|
+  float key[kChunkTokens];         // beta_t / |k_t|
+  float d_v[kChunkTokens];         // d_v / (f U): beta_t / f_t, which is 1 but for tiny beta
+  float column[kChunkTokens];      // key times e^{G_end of its 16-block - G_t}
+};
+
 struct BackwardShared {
   bf16 k[2][2][kTileElements];  // [turn][half of K][64 tokens][64]
-  bf16 q[2][2][kTileElements];
+  bf16 q[2][kTileElements];
   bf16 states[2][2][kTileElements];   // [half of V][tile of K][64 of V][64 of K]: S
   bf16 dstates[2][2][kTileElements];  // dS
-  bf16 e[2][kTileElements];           // [half of V][64 tokens][64]
+  bf16 v[2][kTileElements];           // [half of V][64 tokens][64]
   bf16 d_o[2][kTileElements];
-  bf16 d_v[2][kTileElements];
-  bf16 rows[2][kTileElements];  // [half of K]: rows of dq, then dk
+  bf16 d_v[2][kTileElements];   // rows f U
+  bf16 e[2][kTileElements];     // then rows of dk: [half of K]
+  bf16 rows[2][kTileElements];  // [half of K]: rows of dq
   bf16 w[kTileElements];        // [i / 8][j / 8][8][8], the blocks j > i stay zero
-  bf16 p[kTileElements];        // [i][j]: P, then N + N^T
   bf16 dp[kTileElements];       // [i][j], zero for j > i
-  ReverseVectors vectors[2];
-  ReverseFactors factors;
-  float key_beta[kChunkTokens];          // beta_t / |k_t|
-  float column_beta[kChunkTokens];       // factors.column beta
-  float value_dots[2][8][kChunkTokens];  // per state warp: U . E, E . (dS^T k)
-  float row_dots[2][kChunkTokens];       // q . dq and k . dk of their terms with S
-  float pair_rows[2][kChunkTokens];      // of dP o Q K^T without its diagonal, of N o K K^T
+  bf16 n[kTileElements];        // N + N^T
+  BackwardVectors vectors[2];
+  float row_dots[2][kChunkTokens];    // k . dk of dY S^T; and of E dS^T too
+  float query_dots[2][kChunkTokens];  // q . dq of dO S^T, per half of K
+  float norm_dots[2][kChunkTokens];   // of all of dq
+  float pair_rows[2][kChunkTokens];   // of dP o Q K^T without its diagonal, of N o K K^T
   float pair_columns[2][4][kChunkTokens];
-  float through[8];  // <gam_C dS, S>, per state warp
+  float beta_dots[kChunkTokens];  // f U . E
+  float through[2];               // [turn] <gam_C dS, S>
+
   uint64_t keys_full[2], keys_empty[2];
-  uint64_t out_full, out_empty;  // d_o, W
-  uint64_t e_full, e_empty;
-  uint64_t states_full, states_empty;
-  uint64_t p_ready;                // P and the factors; short rows are zero
-  uint64_t n_ready;                // N + N^T
-  uint64_t squares_empty;          // P and N have been read
-  uint64_t solved;                 // d_v and dS are written
-  uint64_t solution_empty;         // and may be written again: gradients
-  uint64_t d_v_empty;              // and: copy
-  uint64_t dots_full;              // value_dots, through
-  uint64_t sums_full;              // row_dots, pair_*
-  uint64_t sums_empty;             // all of them
-  uint64_t rows_full, rows_empty;  // twice a chunk: dq, dk
+  uint64_t factors_full[2];  // what make_factors does; short rows are zero
+  uint64_t q_full, q_empty;
+  uint64_t values_full, values_empty;  // V, W
+  uint64_t d_o_full, d_o_empty;
+  uint64_t d_v_full, d_v_empty;
+  uint64_t dstates_full, dstates_empty;
+  uint64_t states_ready, states_empty;
+  uint64_t e_ready, e_empty;  // empty: rows of dk have left
+  uint64_t dp_ready, n_ready;
+  uint64_t squares_empty;          // dP and N have been read
+  uint64_t sums_full, sums_empty;  // row_dots, pair_*, beta_dots
+  uint64_t dq_full, dq_empty;      // rows
+  uint64_t dk_full;                // rows, in E
 };
 static_assert(sizeof(BackwardShared) <= 227 * 1024);
 
 __device__ __forceinline__ void init_barriers(BackwardShared& s) {
   if (threadIdx.x != 0) return;
-  // Every thread arrives, for what it has written or read itself.
-  constexpr uint32_t kState = 256, kGradient = 128;
+  // Every thread arrives, for what it has written or read itself. Who waits for a phase must also
+  // be waited for before the next one can complete, or it takes that for an older one and waits on:
+  // lab/sm90/backward_protocol.py plays the roles in random order to check that.
+  constexpr uint32_t kWarp = 32, kGroup = 128, kState = 256;
   for (int i = 0; i < 2; ++i) {
     barrier_init(&s.keys_full[i], 1);
-    barrier_init(&s.keys_empty[i], kState + kGradient);
+    barrier_init(&s.keys_empty[i], kState + kGroup + 2 * kWarp);
+    barrier_init(&s.factors_full[i], kWarp);
   }
-  for (uint64_t* full : {&s.out_full, &s.e_full, &s.states_full}) barrier_init(full, 1);
-  for (uint64_t* empty : {&s.out_empty, &s.e_empty, &s.states_empty}) {
-    barrier_init(empty, kState + kGradient);
+  for (uint64_t* full : {&s.q_full, &s.values_full, &s.d_o_full, &s.d_v_full, &s.dstates_full}) {
+    barrier_init(full, 1);
   }
-  barrier_init(&s.p_ready, 128);
-  barrier_init(&s.n_ready, 128);
-  barrier_init(&s.squares_empty, kGradient);
-  barrier_init(&s.solved, 256);
-  barrier_init(&s.solution_empty, kGradient);
-  barrier_init(&s.d_v_empty, 32);
-  barrier_init(&s.dots_full, 256);
-  barrier_init(&s.sums_full, 256);
-  barrier_init(&s.sums_empty, 32);
-  barrier_init(&s.rows_full, 128);
-  barrier_init(&s.rows_empty, 32);
+  barrier_init(&s.q_empty, kState + kGroup + kWarp);
+  barrier_init(&s.values_empty, kState + kWarp);
+  barrier_init(&s.d_o_empty, kState + kWarp);
+  barrier_init(&s.d_v_empty, 2 * kGroup + kWarp);
+  barrier_init(&s.dstates_empty, kGroup + kWarp);
+  barrier_init(&s.states_ready, kState);
+  barrier_init(&s.states_empty, kState + kGroup + kWarp);
+  barrier_init(&s.e_ready, kState);
+  barrier_init(&s.e_empty, kWarp);
+  barrier_init(&s.dp_ready, kGroup);
+  barrier_init(&s.n_ready, kGroup);
+  barrier_init(&s.squares_empty, kState + kGroup);
+  barrier_init(&s.sums_full, kState + kGroup + kWarp);
+  barrier_init(&s.sums_empty, kWarp);
+  barrier_init(&s.dq_full, kState);
+  barrier_init(&s.dq_empty, kWarp);
+  barrier_init(&s.dk_full, kGroup);
   barrier_init_fence();
 }
 
 // A chunk of a block's walk, in walking order.
 struct ChunkAt {
-  int chunk;  // of its piece
-  int turn;   // counts the block's chunks
+  int turn;  // counts the block's chunks
   int key_head, value_head;
   int row;         // first local row
   int tokens;      // 1..64
+  bool last;       // of its piece
   int64_t record;  // of the chunk; times heads and plus the head for its images
+
+  __device__ __forceinline__ int stage() const { return turn & 1; }
+  __device__ __forceinline__ uint32_t parity() const { return turn & 1; }
+  __device__ __forceinline__ uint32_t stage_parity() const { return (turn >> 1) & 1; }
 };
 
 // Calls visit(ChunkAt) for every chunk of the block.
@@ -87,16 +113,18 @@ __device__ __forceinline__ void for_chunks(const WalkParams& p, Visit&& visit) {
   ChunkAt at{};
   for (int index = walk.begin; index < walk.end; ++index) {
     const WalkPiece* piece = p.pieces + index;
-    at.key_head = piece->key_head;
+    // The same in every lane, which the compiler knows of a shuffle.
+    const auto same = [](int x) { return __shfl_sync(0xffffffffu, x, 0); };
+    at.key_head = same(piece->key_head);
     at.value_head = at.key_head * p.group + walk.sub;
-    at.chunk = piece->chunks - 1;
-    at.row = static_cast<int>(piece->row) + at.chunk * kChunkTokens;
-    at.tokens = piece->tokens - at.chunk * kChunkTokens;
-    at.record = int64_t{piece->first_chunk} + at.chunk;
-    for (; at.chunk >= 0; --at.chunk, ++at.turn, --at.record) {
+    at.row = same(static_cast<int>(piece->row));
+    at.record = same(piece->first_chunk);
+#pragma unroll 1
+    for (int left = same(piece->tokens); left > 0; left -= kChunkTokens, ++at.turn, ++at.record) {
+      at.tokens = min(left, kChunkTokens);
+      at.last = left <= kChunkTokens;
       visit(at);
-      at.row -= kChunkTokens;
-      at.tokens = kChunkTokens;
+      at.row += kChunkTokens;
     }
   }
 }

@@ -1,129 +1,130 @@
-// Warpgroups 1 and 2 of k_backward: dS.
+// Warpgroups 1 and 2 of k_backward: S and E of every chunk, then dP or N, then a half of dq.
 #pragma once
 
 #include "backend/cuda/sm90/backward_squares.cuh"
 
 namespace gdn::sm90 {
 
-// x^T o y^T: y in accumulator order, x a tile [64 tokens][64 of V]; summed over the two rows of V
-// of this thread, as sum_rows takes them.
-__device__ __forceinline__ void value_products(float (&out)[16], const float (&y)[32],
-                                               const bf16* tile, const StateLane& own) {
-  uint32_t x[16];
-  load_transposed(x, tile, own);
+// S to the next chunk's, and E.
+__device__ __forceinline__ void step_state(float (&state)[64], float decay, BackwardShared& s,
+                                           int turn, const StateLane& own) {
+  const int stage = turn & 1;
+  const uint32_t parity = turn & 1;
+  const BackwardVectors& vectors = s.vectors[stage];
+  float y[32];
+  {
+    uint32_t a[32];
+    pack_state(a, state);
+#pragma unroll
+    for (int i = 0; i < 64; ++i) state[i] *= decay;
+    wgmma_fence();
+    start_state_product(y, a, s.k[stage]);
+    barrier_wait(&s.states_empty, parity ^ 1);
+    put_state(a, s.states[own.half], own);
+    fence_async_proxy();
+    barrier_arrive(&s.states_ready);
+    wgmma_wait<0>();
+    settle(y);
+  }
+  barrier_wait(&s.values_full, parity);
+  {
+    uint32_t b[16];
+    make_y(y, b, s.v[own.half], vectors.inner, true, own);
+    const Operand w = plain_operand(smem_address(s.w), 128, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < 4; ++kk) {
+      wgmma_rs<0>(y, b[4 * kk], b[4 * kk + 1], b[4 * kk + 2], b[4 * kk + 3], w.at(kk * 256), true);
+    }
+    wgmma_commit();
+  }
+  wgmma_wait<0>();
+  settle(y);
+  barrier_arrive(&s.values_empty);
+  uint32_t weighted[16];
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    const float2 x0 = unpack_bf16(x[2 * j]), x1 = unpack_bf16(x[2 * j + 1]);
-    out[2 * j] = x0.x * y[4 * j] + x1.x * y[4 * j + 2];
-    out[2 * j + 1] = x0.y * y[4 * j + 1] + x1.y * y[4 * j + 3];
+    const float2 c = *reinterpret_cast<const float2*>(&vectors.c[8 * j + 2 * own.pair]);
+    const float* e = &y[4 * j];
+    weighted[2 * j] = pack_bf16(c.x * e[0], c.y * e[1]);
+    weighted[2 * j + 1] = pack_bf16(c.x * e[2], c.y * e[3]);
   }
+  wgmma_fence();
+  start_state_update(state, weighted, s.k[stage]);
+  barrier_wait(&s.e_empty, parity ^ 1);
+  put_transposed(y, s.e[own.half], own);
+  fence_async_proxy();
+  barrier_arrive(&s.e_ready);
+  wgmma_wait<0>();
+  settle(state);
 }
 
-__device__ __forceinline__ void put_value_dots(const float (&products)[16], float* out, int lane) {
-  int token;
-  const float2 sums = sum_rows(products, lane, token);
-  *reinterpret_cast<float2*>(out + token) = sums;
-}
-
-struct GradientSteps {
-  BackwardShared& s;
-  const StateLane& own;
-  int warp;  // of the eight
-  uint32_t parity;
-  float decay;
-  float products[16];
-
-  // dS for the gradients, and <gam_C dS, S>: row by row, as the diagonal of dS^T S.
-  __device__ __forceinline__ void entered(const uint32_t (&a)[32]) {
-    barrier_wait(&s.solution_empty, parity ^ 1);
-    put_state(a, s.dstates[own.half], own);
-    barrier_wait(&s.states_full, parity);
-    barrier_wait(&s.sums_empty, parity ^ 1);
-    const auto put = [&](int kk, uint32_t(&x)[4]) {
+// Columns [64 half, 64 half + 64) of dq.
+__device__ __forceinline__ void make_dq(const BackwardParams& p, BackwardShared& s, int turn,
+                                        int half, const GradientLane& own) {
+  const int stage = turn & 1;
+  const uint32_t parity = turn & 1;
+  const BackwardVectors& vectors = s.vectors[stage];
+  const uint32_t q = smem_address(s.q[half]);
+  float acc[32];
+  start_with_state(acc, smem_address(s.d_o), smem_address(s.states[0][half]));
+  wgmma_wait<0>();
+  settle(acc);
+  barrier_arrive(&s.d_o_empty);
+  barrier_arrive(&s.states_empty);
+  const float r[2] = {vectors.rq[own.row], vectors.rq[own.row + 8]};
+  scale_rows(acc, {exp2_approx(vectors.gate[own.row]) * r[0],
+                   exp2_approx(vectors.gate[own.row + 8]) * r[1]});
+  put_row_dots(row_dots(acc, q, own), s.query_dots[half], own);
+  barrier_arrive(&s.sums_full);
+  barrier_wait(&s.dp_ready, parity);
+  wgmma_fence();
+  start_with_square<0>(acc, s.dp, smem_address(s.k[stage][half]));
+  wgmma_wait<0>();
+  settle(acc);
+  barrier_arrive(&s.squares_empty);
+  barrier_arrive(&s.keys_empty[stage]);
+  if (p.l2norm) {
+    // Linear, so it need not wait for the sum over a group.
+    put_row_dots(row_dots(acc, q, own), s.norm_dots[half], own);
+    named_barrier(3, 256);
+    float along[2];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = a[4 * kk + i];
-    };
-    const float2 dots =
-        diagonal_products(put, smem_address(s.states[own.half]), own.thread / 32 * 16, own.lane);
-    float sum = has_diagonal(own.lane) ? dots.x + dots.y : 0.0f;
-#pragma unroll
-    for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
-    if (own.lane == 0) s.through[warp] = decay * sum;
-    barrier_arrive(&s.states_empty);
-  }
-  __device__ __forceinline__ void ready(const float (&d)[32]) {
-    barrier_wait(&s.e_full, parity);
-    value_products(products, d, s.e[own.half], own);
-    barrier_wait(&s.out_full, parity);
-    barrier_wait(&s.p_ready, parity);
-  }
-  __device__ __forceinline__ void in_second() {
-    put_value_dots(products, s.value_dots[1][warp], own.lane);
-  }
-  __device__ __forceinline__ void solved(const float (&u)[32]) {
-    barrier_wait(&s.d_v_empty, parity ^ 1);
-    const uint32_t tile = smem_address(s.d_v[own.half]);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      uint32_t x[4];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float2 beta =
-            *reinterpret_cast<const float2*>(&s.factors.inner[8 * j + 4 * h + own.pair].z);
-        const float* at = &u[8 * j + 4 * h];
-        x[2 * h] = pack_bf16(beta.x * at[0], beta.y * at[1]);
-        x[2 * h + 1] = pack_bf16(beta.x * at[2], beta.y * at[3]);
-      }
-      stmatrix_x4_trans(tile_address(tile, 16 * j + own.token, own.column), x[0], x[1], x[2], x[3]);
+    for (int i = 0; i < 2; ++i) {
+      const int row = own.row + 8 * i;
+      const float by = r[i] * p.inverse_scale;
+      along[i] = -by * by * (s.norm_dots[0][row] + s.norm_dots[1][row]);
     }
-    fence_async_proxy();
-    barrier_arrive(&s.solved);
-    barrier_arrive(&s.out_empty);
+    add_rows(acc, along, q, own);
   }
-  __device__ __forceinline__ void after(const float (&u)[32]) {
-    value_products(products, u, s.e[own.half], own);
-    if (own.half == 0) barrier_arrive(&s.e_empty);
-    put_value_dots(products, s.value_dots[0][warp], own.lane);
-    barrier_arrive(&s.dots_full);
-  }
-};
+  barrier_arrive(&s.q_empty);
+  barrier_wait(&s.dq_empty, parity ^ 1);
+  put_rows(acc, smem_address(s.rows[half]), own);
+  fence_async_proxy();
+  barrier_arrive(&s.dq_full);
+}
 
-// Warpgroup 1 makes P of a chunk before its step, warpgroup 2 N after it: which is before the next.
-__device__ __forceinline__ void run_state(const WalkParams& p, BackwardShared& s, int half) {
+__device__ __forceinline__ void run_state(const BackwardParams& params, BackwardShared& s,
+                                          int half) {
+  const WalkParams& p = params.walk;
   const Walk walk(p);
   const StateLane own(half);
-  const int warp = __shfl_sync(0xffffffffu, own.thread / 32, 0);
-  GradientSteps steps{s, own, 4 * half + warp};
-  const WalkPiece* piece = nullptr;
-  int next = walk.begin, left = 0, tokens = 0;  // of the piece
+  int turn = 0;
   float state[64];
+  for (int index = walk.begin; index < walk.end; ++index) {
+    const WalkPiece* piece = p.pieces + index;
+    enter_state(state, p, *piece, walk.sub, false, half, own.thread);
 #pragma unroll 1
-  for (int turn = 0;; ++turn) {
-    const WalkPiece* done = piece;
-    if (left == 0) {
-      piece = next < walk.end ? p.pieces + next++ : nullptr;
-      tokens = piece ? (piece->tokens - 1) % kChunkTokens + 1 : 0;  // of the first chunk walked
+    for (int left = piece->chunks; left > 0; --left, ++turn) {
+      const int stage = turn & 1;
+      barrier_wait(&s.keys_full[stage], (turn >> 1) & 1);
+      barrier_wait(&s.factors_full[stage], (turn >> 1) & 1);
+      step_state(state, exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]), s, turn, own);
+      const GradientLane rows(fresh_thread());
+      make_square(s, turn, half == 1, rows);
+      make_dq(params, s, turn, half, rows);
     }
-    const int stage = turn & 1;
-    if (piece) barrier_wait(&s.keys_full[stage], (turn >> 1) & 1);
-    if (half == 0 && piece) make_factors(s, turn, tokens, own.thread);
-    if (half == 0 ? piece != nullptr : turn > 0) {
-      make_square(s, turn - half, half == 1, GradientLane(fresh_thread()));
-    }
-    if (left == 0) {
-      if (done) leave_state(state, p, *done, walk.sub, half, own.thread);
-      if (!piece) break;
-      enter_state(state, p, *piece, walk.sub, false, half, own.thread);
-      left = piece->chunks;
-    }
-    steps.parity = turn & 1;
-    if (tokens < kChunkTokens) barrier_wait(&s.p_ready, steps.parity);  // its rows are cleared
-    tokens = kChunkTokens;
-    const ReverseTiles tiles{s.k[stage], s.q[stage], s.d_o[half], s.w, s.p, s.factors};
-    steps.decay = exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]);
-    reverse_step(state, steps.decay, tiles, own, steps);
-    if (half == 0) barrier_arrive(&s.keys_empty[stage]);
-    --left;
+    leave_state(state, p, *piece, walk.sub, half, own.thread);
   }
 }
 

@@ -2,9 +2,7 @@
 // functions of problem and plan. With C chunks (T / 64 and a few) and B blocks that run at once:
 //   prepared         C * (HV * 5,120 + H * 512) + 16 B bytes: 3.98 KiB per token at 16/48 heads
 //   forward scratch  B * 64 KiB
-//   backward scratch C * HV * 49,152 (S and E of every chunk: 36 KiB per token at 48 heads) + B *
-//   64
-//                    KiB + lane groups * (G - 1) * 128 KiB
+//   backward scratch C * HV * 32,768 (dS of every chunk: 24 KiB per token at 48 heads) + B * 64 KiB
 #pragma once
 
 #include <algorithm>
@@ -91,7 +89,7 @@ inline int64_t hand_over_bytes(const Plan& plan) {
 
 // The hand-overs come first.
 struct BackwardScratch {
-  int64_t states = 0, e = 0, sums = 0, bytes = 0;
+  int64_t states = 0, sums = 0, bytes = 0;
 
   static BackwardScratch of(const Problem& problem, const Plan& plan) {
     const int64_t values = plan.capacity.chunks * problem.heads_v;
@@ -99,7 +97,6 @@ struct BackwardScratch {
     BlockLayout block;
     block.take(hand_over_bytes(plan));
     scratch.states = block.take(values * kDim * kDim * 2);
-    scratch.e = block.take(values * kChunkTokens * kDim * 2);
     scratch.sums = block.take(problem.options.gate_in_kernel ? values * 8 : 0);
     scratch.bytes = block.bytes();
     return scratch;

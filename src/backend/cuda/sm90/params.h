@@ -51,14 +51,13 @@ struct PrepareParams {
 struct WalkParams {
   CUtensorMap q;  // [T, H, 128] as tensor_map.h describes
   CUtensorMap k;
-  CUtensorMap v;               // [T, HV, 128]; backward: d_o
+  CUtensorMap v;               // [T, HV, 128]; reverse walks: d_o
   const __nv_bfloat16* tiles;  // [C, HV, 36, 8, 8]
   const float* gates;          // [C, HV, 2, 64]
   const float* norms;          // [C, H, 2, 64]
-  CUtensorMap o_map;           // [T, HV, 128], boxes of one half of V; backward: U
+  CUtensorMap o_map;           // [T, HV, 128], boxes of one half of V; reverse: f U
   __nv_bfloat16* o;            // the same memory, token stride o_stride
-  __nv_bfloat16* states;       // [C, HV, 2, 2, 64, 64] images: S entering, or dS leaving, a chunk
-  __nv_bfloat16* e;            // [C, HV, 2, 64, 64] images: E
+  __nv_bfloat16* states;       // [C, HV, 2, 2, 64, 64] images: dS of the state that leaves a chunk
   int64_t o_stride;
   cuda::StateView initial_state;  // null data: 0
   cuda::StateView final_state;    // null data: not wanted
@@ -77,7 +76,7 @@ struct WalkParams {
   int heads_v;
   int group;         // G
   int block_stride;  // without a common factor with the number of blocks: spreads few lane groups
-                     // over the device, whose neighbouring multiprocessors share a cache of code
+                     // over the device, whose neighbouring multiprocessors share caches of code
 };
 
 }  // namespace gdn::sm90

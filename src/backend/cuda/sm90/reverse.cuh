@@ -1,4 +1,4 @@
-// What the two backward walks share: one chunk of dS^T [V x K] in registers, from the piece's last
+// What the reverse walks share: one chunk of dS^T [V x K] in registers, from the piece's last
 // chunk to its first, dS the gradient of the state that leaves a chunk:
 //   D = c (dS^T K^T) + dO^T P            c = e^{G_C-G_i} / |k|     (columns: tokens)
 //   U = D + (beta D) W                   the gradient of E / beta; d_v = beta U
@@ -9,6 +9,12 @@
 #include "backend/cuda/sm90/walk_common.cuh"
 
 namespace gdn::sm90 {
+
+// U is stored as f U, which is d_v but for tokens whose beta is so small, or 0, that U could not be
+// had from it: these keep U.
+__device__ __forceinline__ float stored_factor(float beta) {
+  return beta >= 0x1p-40f ? beta : 1.0f;
+}
 
 // Per-token factors of a chunk in shared memory.
 struct ReverseFactors {
@@ -89,9 +95,7 @@ __device__ __forceinline__ void load_transposed(uint32_t (&x)[16], const bf16* t
   }
 }
 
-// One chunk. Steps::entered(a) sees dS packed, while the first product runs; ready(d) waits for P,
-// the factors and dO, and sees dS^T K^T; in_second() runs beside the second product; solved(d) sees
-// U, and so does after(d) beside the last product.
+// One chunk. Steps::entered(a) sees dS packed, while the first product runs; solved(d) sees U.
 template <typename Steps>
 __device__ __forceinline__ void reverse_step(float (&state)[64], float decay,
                                              const ReverseTiles& tiles, const StateLane& own,
@@ -109,13 +113,11 @@ __device__ __forceinline__ void reverse_step(float (&state)[64], float decay,
     wgmma_wait<0>();
     settle(d);
   }
-  steps.ready(d);
   scale_columns(d, factors.inner, own.pair);
   uint32_t from_o[16];  // dO^T as operand
   load_transposed(from_o, tiles.d_o, own);
   wgmma_fence();
   start_square_product(d, from_o, operand(smem_address(tiles.p), kTileBytes), 2048);
-  steps.in_second();
   wgmma_wait<0>();
   settle(d);
   uint32_t b[16];
@@ -146,7 +148,6 @@ __device__ __forceinline__ void reverse_step(float (&state)[64], float decay,
   }
   wgmma_fence();
   start_state_update(state, b, tiles.k);
-  steps.after(d);
   wgmma_wait<0>();
   settle(state);
 }

@@ -98,8 +98,8 @@ Status check_rows(const char* name, const TensorView& view) {
                       name, kDim, view.data, view.stride[0], view.stride[1], view.stride[2])};
 }
 
-// d_o as rows that the copy engine moves: itself, or a copy in the rows of d_v, which are written
-// chunk by chunk after d_o's have been read.
+// d_o as rows that the copy engine moves: itself, or a copy in the rows of d_v, which the reverse
+// walk writes chunk by chunk after d_o's have been read.
 Status aligned_d_o(const StageArgs& args, const BackwardArgs& call, TensorView* d_o) {
   GDN_RETURN_IF_ERROR(check_rows("dv", call.dv));
   if (call.d_o.present() && rows_aligned(call.d_o)) {
@@ -265,7 +265,10 @@ class CudaSm90Backend final : public Backend {
   Status run_backward(const StageArgs& args, const BackwardArgs& call,
                       const void* entry) const override {
     const cuda::DeviceGuard guard(args.problem.device.index);
-    if (args.plan.capacity.chunks > 0) GDN_RETURN_IF_ERROR(walk_backward(args, call, entry));
+    if (args.plan.capacity.chunks > 0) {
+      GDN_RETURN_IF_ERROR(walk_reverse(args, call));
+      GDN_RETURN_IF_ERROR(walk_gradients(args, call, entry));
+    }
     if (args.problem.options.gate_in_kernel) {
       const int64_t sums = BackwardScratch::of(args.problem, args.plan).sums;
       GDN_RETURN_IF_ERROR(
@@ -290,34 +293,39 @@ class CudaSm90Backend final : public Backend {
     return Status::ok();
   }
 
-  // States again, then every gradient.
-  static Status walk_backward(const StageArgs& args, const BackwardArgs& call, const void* entry) {
+  // dS of every chunk, dinitial_state, and d_v but for tokens whose beta is nearly 0.
+  static Status walk_reverse(const StageArgs& args, const BackwardArgs& call) {
+    const ResidentTables tables = ResidentTables::of(args.plan);
+    TensorView d_o;
+    GDN_RETURN_IF_ERROR(aligned_d_o(args, call, &d_o));
+    WalkParams p{};
+    GDN_RETURN_IF_ERROR(walk_params(args, d_o, call.dfinal_state, &p));
+    set_pieces(args, tables.reverse, tables.reverse_begin, &p);
+    GDN_RETURN_IF_ERROR(map_rows(call.dv, 1, &p.o_map));
+    p.o = call.dv.as<__nv_bfloat16>();
+    p.o_stride = token_stride(call.dv);
+    p.final_state = cuda::state_view(call.dinitial_state);
+    p.enter_table = table(args, Table::kBoundary);
+    p.enter_slots = args.plan.capacity.exit_slots;
+    p.states = at<__nv_bfloat16>(args.scratch, BackwardScratch::of(args.problem, args.plan).states);
+    return launch_reverse_states(p, blocks_of(args), args.stream);
+  }
+
+  // Then, from the segments' beginnings, the other gradients.
+  static Status walk_gradients(const StageArgs& args, const BackwardArgs& call, const void* entry) {
     const Problem& problem = args.problem;
     GDN_RETURN_IF_ERROR(check_rows("dq", call.dq));
     GDN_RETURN_IF_ERROR(check_rows("dk", call.dk));
     const BackwardScratch scratch = BackwardScratch::of(problem, args.plan);
-    const ResidentTables tables = ResidentTables::of(args.plan);
-    WalkParams states{};
-    GDN_RETURN_IF_ERROR(
-        run_params(args, call.initial_state, static_cast<const float*>(entry), &states));
-    states.states = at<__nv_bfloat16>(args.scratch, scratch.states);
-    states.e = at<__nv_bfloat16>(args.scratch, scratch.e);
-    GDN_RETURN_IF_ERROR(launch_states(states, blocks_of(args), args.stream));
-
-    TensorView d_o;
-    GDN_RETURN_IF_ERROR(aligned_d_o(args, call, &d_o));
     BackwardParams p{};
-    WalkParams& walk = p.walk;
-    GDN_RETURN_IF_ERROR(walk_params(args, d_o, call.dfinal_state, &walk));
-    set_pieces(args, tables.reverse, tables.reverse_begin, &walk);
-    GDN_RETURN_IF_ERROR(map_rows(call.dv, 1, &walk.o_map));
-    walk.o = call.dv.as<__nv_bfloat16>();
-    walk.o_stride = token_stride(call.dv);
-    walk.final_state = cuda::state_view(call.dinitial_state);
-    walk.enter_table = table(args, Table::kBoundary);
-    walk.enter_slots = args.plan.capacity.exit_slots;
-    walk.states = states.states;
-    walk.e = states.e;
+    GDN_RETURN_IF_ERROR(
+        run_params(args, call.initial_state, static_cast<const float*>(entry), &p.walk));
+    p.walk.states = at<__nv_bfloat16>(args.scratch, scratch.states);
+    p.d_o = cuda::element_view(call.d_o);
+    p.d_o.rows = call.d_o.present() && rows_aligned(call.d_o);
+    if (p.d_o.rows) GDN_RETURN_IF_ERROR(map_rows(call.d_o, 2, &p.d_o_map));
+    GDN_RETURN_IF_ERROR(map_rows(call.dv, 2, &p.d_v_map));
+    p.d_v = cuda::element_view(call.dv);
     p.g = cuda::scalar_view(args.in.g);
     p.activation = cuda::activation_of(problem, args.in);
     GDN_RETURN_IF_ERROR(map_rows(call.dq, 2, &p.d_q_map));

@@ -1,5 +1,5 @@
-// k_walk, k_summary and k_states: the walks of walk.cuh. Those with hand-overs are cooperative
-// launches: their blocks wait for each other.
+// k_walk and k_summary: the walks of walk.cuh. The first has hand-overs, so it is a cooperative
+// launch: its blocks wait for each other.
 #include "backend/cuda/common/launch.h"
 #include "backend/cuda/sm90/walk.cuh"
 #include "backend/cuda/sm90/walk.h"
@@ -16,11 +16,10 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
 
 template <WalkKind kKind>
 Status launch(const char* name, const WalkParams& params, int blocks, Stream stream) {
-  const cuda::LaunchShape shape{
-      .blocks = blocks,
-      .threads = kWalkThreads,
-      .shared_bytes = sizeof(WalkShared<kKind>),
-      .cooperative = kKind != WalkKind::kSummary && blocks > params.group};
+  const cuda::LaunchShape shape{.blocks = blocks,
+                                .threads = kWalkThreads,
+                                .shared_bytes = sizeof(WalkShared<kKind>),
+                                .cooperative = kKind == WalkKind::kRun && blocks > params.group};
   return cuda::launch(name, walk_kernel<kKind>, shape, stream, params);
 }
 
@@ -31,10 +30,6 @@ Status launch_walk(const WalkParams& params, int blocks, Stream stream) {
 }
 Status launch_summary(const WalkParams& params, int blocks, Stream stream) {
   return launch<WalkKind::kSummary>("k_summary_sm90", params, blocks, stream);
-}
-
-Status launch_states(const WalkParams& params, int blocks, Stream stream) {
-  return launch<WalkKind::kStates>("k_states_sm90", params, blocks, stream);
 }
 
 }  // namespace gdn::sm90

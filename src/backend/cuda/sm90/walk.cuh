@@ -4,15 +4,14 @@
 //   O = d (S^T Q^T) + E P^T         d = gam scale / |q|
 //   S^T <- gam_C S^T + (c E) K      c = e^{G_C-G_i} beta / |k|
 // with P_ij = scale / |q_i| (q_i.k_j) e^{G_i-G_j} beta_j / |k_j|, j <= i. Tokens are accumulator
-// columns, so every per-token factor is a column factor. Three walks: kRun writes o, kSummary only
-// boundary states, kStates leaves S (entering) and E of every chunk for the gradients.
+// columns, so every per-token factor is a column factor. Two walks: kRun writes o, kSummary only
+// boundary states.
 //
 // Warpgroups: 0 copies (warp 0 fills stages, warps 1 and 2 write results), 1 and 2 state, 3
 // auxiliary (Q K^T, P, per-token factors, zeros in the rows past a short chunk). 512 threads, one
 // block per SM; registers 24 + 2 * 208 + 72 = 512 = 65,536 / 128.
 // Barriers of a stage: full (copies landed) -> ready (P and factors written) -> empty (state done).
-// Shared, KiB: kRun 3 stages of 66 (k, q, v 16 each, W and P 8 each, vectors 2) + o 16; kStates 3
-// stages of 42 + S 2 x 32 + E 16 = 206.
+// Shared, KiB: kRun 3 stages of 66 (k, q, v 16 each, W and P 8 each, vectors 2) + o 16 = 214.
 #pragma once
 
 #include <type_traits>
@@ -21,7 +20,7 @@
 
 namespace gdn::sm90 {
 
-enum class WalkKind { kRun, kSummary, kStates };
+enum class WalkKind { kRun, kSummary };
 
 inline constexpr int kWalkStages = 3;
 using WalkCursor = StageCursor<kWalkStages>;
@@ -49,10 +48,9 @@ struct alignas(1024) WalkStage
 template <WalkKind kKind>
 struct WalkShared {
   WalkStage<kKind> stage[kWalkStages];
-  bf16 result[2][kTileElements];  // [state warpgroup][token][64 of V]: o, or E
-  bf16 states[kKind == WalkKind::kStates ? 2 : 0][2][2][kTileElements];  // [turn][warpgroup][tile]
-  float key[kChunkTokens];     // auxiliary warpgroup only: beta_j / |k_j|
-  float column[kChunkTokens];  // and that times e^{G_end of its 16-block - G_j}
+  bf16 result[2][kTileElements];  // [state warpgroup][token][64 of V]: o
+  float key[kChunkTokens];        // auxiliary warpgroup only: beta_j / |k_j|
+  float column[kChunkTokens];     // and that times e^{G_end of its 16-block - G_j}
   uint64_t full[kWalkStages];
   uint64_t ready[kWalkStages];
   uint64_t empty[kWalkStages];
@@ -60,7 +58,6 @@ struct WalkShared {
   uint64_t result_empty[2];
 };
 static_assert(sizeof(WalkShared<WalkKind::kRun>) <= 227 * 1024);
-static_assert(sizeof(WalkShared<WalkKind::kStates>) <= 227 * 1024);
 
 // The chunks of a piece that a walk of this kind visits begin behind this many.
 template <WalkKind kKind>
@@ -131,30 +128,6 @@ __device__ __forceinline__ void write_outputs(const WalkParams& p, WalkShared<Wa
   }
 }
 
-// S and E of every chunk as images of their tiles: [C, HV, half of V][2 tiles], [C, HV,
-// half][tile].
-__device__ __forceinline__ void write_states(const WalkParams& p, WalkShared<WalkKind::kStates>& s,
-                                             int half) {
-  const Walk walk(p);
-  int turn = 0;
-  for (int index = walk.begin; index < walk.end; ++index) {
-    const WalkPiece* piece = p.pieces + index;
-    const int value_head = piece->key_head * p.group + walk.sub;
-    for (int chunk = 0; chunk < piece->chunks; ++chunk, ++turn) {
-      const int64_t record = int64_t{piece->first_chunk + chunk} * p.heads_v + value_head;
-      barrier_wait(&s.result_full[half], turn & 1);
-      if (threadIdx.x % 32 == 0) {
-        bulk_store(p.states + (record * 2 + half) * 2 * kTileElements, s.states[turn & 1][half],
-                   2 * kTileBytes);
-        bulk_store(p.e + (record * 2 + half) * kTileElements, s.result[half], kTileBytes);
-        bulk_store_wait();
-      }
-      __syncwarp();
-      barrier_arrive(&s.result_empty[half]);
-    }
-  }
-}
-
 // ---- Auxiliary warpgroup
 // Per-token factors of token t.
 template <typename Stage>
@@ -212,30 +185,6 @@ __device__ __forceinline__ void run_auxiliary(const WalkParams& p, WalkShared<kK
 }
 
 // ---- State warpgroups
-// y = V^T - a y; b: beta y as operand.
-template <typename Stage>
-__device__ __forceinline__ void make_y(float (&y)[32], uint32_t (&b)[16], const Stage& stage,
-                                       bool has_values, const StateLane& own) {
-  const uint32_t v = smem_address(stage.v[own.half]);
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {  // 16 tokens
-    uint32_t values[4] = {0, 0, 0, 0};
-    if (has_values) ldmatrix_x4_trans(values, tile_address(v, 16 * j + own.token, own.column));
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float4 f = stage.inner[8 * j + 4 * h + own.pair];
-      const float2 v0 = unpack_bf16(values[2 * h]), v1 = unpack_bf16(values[2 * h + 1]);
-      float* at = &y[8 * j + 4 * h];
-      at[0] = v0.x - f.x * at[0];
-      at[1] = v0.y - f.y * at[1];
-      at[2] = v1.x - f.x * at[2];
-      at[3] = v1.y - f.y * at[3];
-      b[4 * j + 2 * h] = pack_bf16(f.z * at[0], f.w * at[1]);
-      b[4 * j + 2 * h + 1] = pack_bf16(f.z * at[2], f.w * at[3]);
-    }
-  }
-}
-
 // The result's tile is written: the copy warp takes it from there.
 template <WalkKind kKind>
 __device__ __forceinline__ void announce_result(WalkShared<kKind>& s, const StateLane& own) {
@@ -248,7 +197,7 @@ template <WalkKind kKind>
 __device__ __forceinline__ void step_state(float (&state)[64], WalkShared<kKind>& s,
                                            WalkStage<kKind>& stage, uint64_t* empty, int turn,
                                            bool has_values, const StateLane& own) {
-  constexpr bool kOutput = kKind == WalkKind::kRun, kStates = kKind == WalkKind::kStates;
+  constexpr bool kOutput = kKind == WalkKind::kRun;
   float y[32], o[32];
   uint32_t a[32];
   const float decay = exp2_approx(stage.gate[kChunkTokens - 1]);
@@ -257,13 +206,11 @@ __device__ __forceinline__ void step_state(float (&state)[64], WalkShared<kKind>
   for (int i = 0; i < 64; ++i) state[i] *= decay;
   wgmma_fence();
   start_state_product(y, a, stage.k);
-  // The last result of this turn's images has left when the one before this has been taken.
-  if constexpr (kStates) put_state(a, s.states[turn & 1][own.half], own);
   wgmma_wait<0>();
   settle(y);
   {
     uint32_t b[16];
-    make_y(y, b, stage, has_values, own);
+    make_y(y, b, stage.v[own.half], stage.inner, has_values, own);
     const Operand w = plain_operand(smem_address(stage.w), 128, 1024);
     wgmma_fence();
 #pragma unroll
@@ -313,10 +260,8 @@ __device__ __forceinline__ void step_state(float (&state)[64], WalkShared<kKind>
   if constexpr (kOutput) {
     wgmma_wait<1>();
     settle(o);
-  }
-  if constexpr (kKind != WalkKind::kSummary) {
     barrier_wait(&s.result_empty[own.half], (turn & 1) ^ 1);
-    put_transposed(kOutput ? o : y, s.result[own.half], own);
+    put_transposed(o, s.result[own.half], own);
     announce_result(s, own);
   }
   wgmma_wait<0>();
@@ -359,7 +304,6 @@ __device__ __forceinline__ void walk_block(const WalkParams& p, WalkShared<kKind
       fill_stages(p, s);
     } else if (warp < 3) {
       if constexpr (kKind == WalkKind::kRun) write_outputs(p, s, warp - 1);
-      if constexpr (kKind == WalkKind::kStates) write_states(p, s, warp - 1);
     }
   } else if (warpgroup == 3) {
     registers_decrease<72>();

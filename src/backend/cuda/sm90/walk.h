@@ -14,13 +14,13 @@ Status launch_walk(const WalkParams& params, int blocks, Stream stream);
 // Only the states that pieces leave behind: q and o are not touched.
 Status launch_summary(const WalkParams& params, int blocks, Stream stream);
 
-// S and E of every chunk, from the pieces of a run.
-Status launch_states(const WalkParams& params, int blocks, Stream stream);
-
 // The gradients of states that pieces, walked from their ends, leave behind.
 Status launch_reverse_summary(const WalkParams& params, int blocks, Stream stream);
 
-// Every gradient; pieces are walked from their ends.
+// The same over all segments; also dS of every chunk, and the rows f U (reverse_walk.cuh) in o.
+Status launch_reverse_states(const WalkParams& params, int blocks, Stream stream);
+
+// Every other gradient, from what the last has left; pieces are walked from their beginnings.
 Status launch_backward(const BackwardParams& params, int blocks, Stream stream);
 
 }  // namespace gdn::sm90

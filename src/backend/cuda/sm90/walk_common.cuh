@@ -32,7 +32,10 @@ struct Walk {
   int begin, end, lane_group, sub;
 
   __device__ __forceinline__ explicit Walk(const WalkParams& p) {
-    const int block = static_cast<int>(blockIdx.x) * p.block_stride % static_cast<int>(gridDim.x);
+    const int blocks = static_cast<int>(gridDim.x);
+    int block = static_cast<int>(blockIdx.x) * p.block_stride;
+#pragma unroll 1
+    while (block >= blocks) block -= blocks;  // a few times, with less code than a division
     lane_group = block / p.group;
     sub = block % p.group;
     begin = p.piece_begin[lane_group];
@@ -115,14 +118,15 @@ __device__ __forceinline__ void load_w(bf16* to, const bf16* tile, uint64_t* ful
 }
 
 // Zeros in rows [tokens, 64) of the 64 x 64 tiles from `tile` on: nothing of a neighbour enters a
-// product. By the 128 threads of a warpgroup.
-__device__ __forceinline__ void clear_rows(bf16* tile, int tiles, int tokens, int thread) {
+// product. By `threads` threads.
+__device__ __forceinline__ void clear_rows(bf16* tile, int tiles, int tokens, int thread,
+                                           int threads = 128) {
   const int pieces = (kChunkTokens - tokens) * 8;
 #pragma unroll 1
   for (int t = 0; t < tiles; ++t) {
     auto* at = reinterpret_cast<uint4*>(tile + t * kTileElements + tokens * 64);
 #pragma unroll 1
-    for (int i = thread; i < pieces; i += 128) at[i] = {0, 0, 0, 0};
+    for (int i = thread; i < pieces; i += threads) at[i] = {0, 0, 0, 0};
   }
 }
 
@@ -339,6 +343,30 @@ struct StateLane {
 __device__ __forceinline__ void pack_state(uint32_t (&a)[32], const float (&state)[64]) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) a[i] = pack_bf16(state[2 * i], state[2 * i + 1]);
+}
+
+// y = V^T - a y, V a tile [64 tokens][64 of V]; b: beta y as operand. `inner` {a_t, a_t+1, beta_t,
+// beta_t+1}.
+__device__ __forceinline__ void make_y(float (&y)[32], uint32_t (&b)[16], const bf16* values,
+                                       const float4* inner, bool has_values, const StateLane& own) {
+  const uint32_t v = smem_address(values);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {  // 16 tokens
+    uint32_t x[4] = {0, 0, 0, 0};
+    if (has_values) ldmatrix_x4_trans(x, tile_address(v, 16 * j + own.token, own.column));
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float4 f = inner[8 * j + 4 * h + own.pair];
+      const float2 v0 = unpack_bf16(x[2 * h]), v1 = unpack_bf16(x[2 * h + 1]);
+      float* at = &y[8 * j + 4 * h];
+      at[0] = v0.x - f.x * at[0];
+      at[1] = v0.y - f.y * at[1];
+      at[2] = v1.x - f.x * at[2];
+      at[3] = v1.y - f.y * at[3];
+      b[4 * j + 2 * h] = pack_bf16(f.z * at[0], f.w * at[1]);
+      b[4 * j + 2 * h + 1] = pack_bf16(f.z * at[2], f.w * at[3]);
+    }
+  }
 }
 
 // Accumulators d^T [64 of V x 64 tokens] to shared memory as a tile [token][V].
