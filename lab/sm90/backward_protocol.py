@@ -1,5 +1,5 @@
-"""The barriers of the gradients' forward walk (the design that docs/notes/sm90.md calls v3), played by its
-roles in random order and with random delays: does every order end?
+"""The barriers of k_backward (src/backend/cuda/sm90/backward_shared.cuh), played by its roles in random
+order and with random delays: does every order end?
 
 An mbarrier tells phases apart by parity alone. A role that waits for a phase without being waited for
 before the next one can complete may come two phases late, takes the newer for an older one, and waits for
@@ -18,7 +18,7 @@ COUNTS = {
     "q_full": 1, "q_empty": STATE + GROUP + WARP,
     "values_full": 1, "values_empty": STATE + WARP,
     "d_o_full": 1, "d_o_empty": STATE + WARP,
-    "d_v_full": 1, "d_v_empty": 2 * GROUP + WARP,
+    "d_v_full": 1, "d_v_empty": STATE + GROUP + WARP,
     "dstates_full": 1, "dstates_empty": GROUP + WARP,
     "states_ready": STATE, "states_empty": STATE + GROUP + WARP,
     "e_ready": STATE, "e_empty": WARP,
@@ -115,15 +115,13 @@ def state(turns, by_hand, short, is_n):
         yield arrive("values_empty", t, GROUP)
         yield empty("e_empty", t)
         yield arrive("e_ready", t, GROUP)
-        yield empty("squares_empty", t)
+        yield full("d_v_full", t)
         yield empty("sums_empty", t)
-        if is_n:
-            yield full("d_v_full", t)
+        yield empty("squares_empty", t)
         for name in ("d_o_full", "q_full", "e_ready"):
             yield full(name, t)
         yield arrive("n_ready" if is_n else "dp_ready", t, GROUP)
-        if is_n:
-            yield arrive("d_v_empty", t, GROUP)
+        yield arrive("d_v_empty", t, GROUP)
         for name in ("d_o_empty", "states_empty", "sums_full"):
             yield arrive(name, t, GROUP)
         yield full("dp_ready", t)

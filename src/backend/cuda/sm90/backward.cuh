@@ -8,7 +8,7 @@
 //   |k| dq = d (dO S^T) + dP K                                                  d = gam scale / |q|
 // rq = scale / |q|, rk = 1 / |k|: with raw q and k as operands the sums are r times the gradient of
 // the normalised row, so its gradient is sum - r^2 x (x . sum). docs/math.md has dg and dbeta =
-// U . E, which is the diagonal of (f U) E^T over f.
+// U . E, E . (f U) over f, E still in fp32.
 //
 // Warpgroups: 0 copies and sums (warp 0 fills, 1 makes factors, 2 adds to dq and dk, 3 writes dg
 // and dbeta), 1 and 2 state (64 rows of V each; then 1 makes dP, 2 N; then each half of dq), 3 dk.

@@ -82,12 +82,13 @@ __device__ __forceinline__ void copy_d_o(const cuda::ElementView& from, Backward
 // d_v of tokens whose rows hold U.
 __device__ __forceinline__ void finish_d_v(const cuda::ElementView& to, BackwardShared& s,
                                            const ChunkAt& at, int lane) {
-  const float* factor = s.vectors[at.stage()].d_v;
+  const float* beta = s.vectors[at.stage()].beta;
 #pragma unroll 1
   for (int i = lane; i < at.tokens * kDim; i += 32) {
     const int t = i / kDim, x = i % kDim;
-    if (factor[t] == 1.0f) continue;
-    const bf16 d_v = __float2bfloat16_rn(factor[t] * __bfloat162float(*tile_element(s.d_v, t, x)));
+    const float factor = d_v_factor(beta[t]);
+    if (factor == 1.0f) continue;
+    const bf16 d_v = __float2bfloat16_rn(factor * __bfloat162float(*tile_element(s.d_v, t, x)));
     to.data[(at.row + t) * to.token + at.value_head * to.head + x] = __bfloat16_as_ushort(d_v);
   }
 }
@@ -137,8 +138,7 @@ __device__ __forceinline__ void make_factors(const BackwardParams& p, BackwardSh
       vectors.key[t] = rk * beta;
       vectors.c[t] = exp2_approx(vectors.gate[kChunkTokens - 1] - gate) * rk * beta;
       vectors.column[t] = exp2_approx(vectors.gate[t | 15] - gate) * rk * beta;
-      vectors.d_v[t] = stored_factor(beta) == beta ? 1.0f : beta;
-      rare |= stored_factor(beta) != beta;
+      rare |= d_v_factor(beta) != 1.0f;
     }
     rare = __any_sync(0xffffffffu, rare);
     if (!rare) barrier_arrive(&s.factors_full[stage]);
@@ -284,7 +284,10 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
     for (int t = lane; t < at.tokens; t += 32) {
       const int64_t row = at.row + t;
       const float beta = s.vectors[stage].beta[t], d_log = s.pair_rows[0][t];
-      const float d_beta = __fdividef(s.beta_dots[t], stored_factor(beta));
+      float dot = 0.0f;
+#pragma unroll
+      for (int w = 0; w < 8; ++w) dot += s.beta_dots[w][t];
+      const float d_beta = __fdividef(dot, stored_factor(beta));
       cuda::store_scalar(p.d_beta, row, at.value_head,
                          d_beta * cuda::beta_slope(p.activation, beta));
       const cuda::Gate gate =

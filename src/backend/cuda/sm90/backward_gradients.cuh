@@ -49,7 +49,7 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int row = own.row + 8 * i;
-        f[i] = -exp2_approx(vectors.gate[row]) * r[i] * vectors.d_v[row];
+        f[i] = -exp2_approx(vectors.gate[row]) * r[i] * d_v_factor(vectors.beta[row]);
       }
       scale_rows(acc, {forget_value(f[0]), forget_value(f[1])});
     }

@@ -15,7 +15,6 @@ struct BackwardVectors {
   float4 inner[kChunkTokens / 2];  // {a_t, a_t+1, beta_t, beta_t+1}
   float c[kChunkTokens];           // e^{G_C-G_t} beta_t / |k_t|
   float key[kChunkTokens];         // beta_t / |k_t|
-  float d_v[kChunkTokens];         // d_v / (f U): beta_t / f_t, which is 1 but for tiny beta
   float column[kChunkTokens];      // key times e^{G_end of its 16-block - G_t}
 };
 
@@ -38,8 +37,8 @@ struct BackwardShared {
   float norm_dots[2][kChunkTokens];   // of all of dq
   float pair_rows[2][kChunkTokens];   // of dP o Q K^T without its diagonal, of N o K K^T
   float pair_columns[2][4][kChunkTokens];
-  float beta_dots[kChunkTokens];  // f U . E
-  float through[2];               // [turn] <gam_C dS, S>
+  float beta_dots[8][kChunkTokens];  // per state warp: E . f U
+  float through[2];                  // [turn] <gam_C dS, S>
 
   uint64_t keys_full[2], keys_empty[2];
   uint64_t factors_full[2];  // what make_factors does; short rows are zero
@@ -75,7 +74,7 @@ __device__ __forceinline__ void init_barriers(BackwardShared& s) {
   barrier_init(&s.q_empty, kState + kGroup + kWarp);
   barrier_init(&s.values_empty, kState + kWarp);
   barrier_init(&s.d_o_empty, kState + kWarp);
-  barrier_init(&s.d_v_empty, 2 * kGroup + kWarp);
+  barrier_init(&s.d_v_empty, kState + kGroup + kWarp);
   barrier_init(&s.dstates_empty, kGroup + kWarp);
   barrier_init(&s.states_ready, kState);
   barrier_init(&s.states_empty, kState + kGroup + kWarp);

@@ -46,7 +46,7 @@ __device__ __forceinline__ bool on_diagonal(int i, int lane) {
 }
 
 // Of a chunk dP from dO E^T and its pairs with Q K^T without the diagonal (warpgroup 1), or N + N^T
-// from dY E^T, the pairs of N with K K^T, and the diagonal of (f U) E^T (warpgroup 2): one code.
+// from dY E^T, and the pairs of N with K K^T (warpgroup 2): one code.
 __device__ __forceinline__ void make_square(BackwardShared& s, int turn, bool is_n,
                                             const GradientLane& own) {
   const int stage = turn & 1;
@@ -54,7 +54,7 @@ __device__ __forceinline__ void make_square(BackwardShared& s, int turn, bool is
   const BackwardVectors& vectors = s.vectors[stage];
   const Decays decays{vectors.gate, vectors.key, vectors.column};
   const auto factor = [&](int row) {
-    return is_n ? -vectors.rk[row] * vectors.d_v[row] : vectors.rq[row];
+    return is_n ? -vectors.rk[row] * d_v_factor(vectors.beta[row]) : vectors.rq[row];
   };
   const DecayRows rows(decays, factor(own.row), factor(own.row + 8), own.warp, own.lane, is_n);
   const uint32_t square = is_n ? smem_address(s.n) : smem_address(s.dp);
@@ -62,7 +62,7 @@ __device__ __forceinline__ void make_square(BackwardShared& s, int turn, bool is
   PairSums sums;
   barrier_wait(&s.squares_empty, parity ^ 1);
   barrier_wait(&s.sums_empty, parity ^ 1);
-  if (is_n) barrier_wait(&s.d_v_full, parity);
+
   barrier_wait(&s.d_o_full, parity);
   barrier_wait(&s.q_full, parity);
   barrier_wait(&s.e_ready, parity);
@@ -83,7 +83,7 @@ __device__ __forceinline__ void make_square(BackwardShared& s, int turn, bool is
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const bool self = j == own.warp && on_diagonal(i, own.lane);
-        if (self && is_n) s.beta_dots[own.row + 8 * (i / 4)] = weighed[8 * b + i];
+
         x[i] *= weighed[8 * b + i];
         sums.add(b, i, x[i], self ? 0.0f : keys[8 * b + i]);
       }
@@ -109,7 +109,7 @@ __device__ __forceinline__ void make_square(BackwardShared& s, int turn, bool is
   sums.end(s, which, own);
   fence_async_proxy();
   barrier_arrive(is_n ? &s.n_ready : &s.dp_ready);
-  if (is_n) barrier_arrive(&s.d_v_empty);
+  barrier_arrive(&s.d_v_empty);
 }
 
 }  // namespace gdn::sm90

@@ -5,7 +5,25 @@
 
 namespace gdn::sm90 {
 
-// S to the next chunk's, and E.
+// E . (f U) of every token over this warp's 16 rows of V: E^T in accumulators, still in fp32, f U a
+// tile [64 tokens][64 of V].
+__device__ __forceinline__ void put_beta_dots(const float (&e)[32], const bf16* tile, float* out,
+                                              const StateLane& own) {
+  uint32_t x[16];
+  load_transposed(x, tile, own);
+  float products[16];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 x0 = unpack_bf16(x[2 * j]), x1 = unpack_bf16(x[2 * j + 1]);
+    products[2 * j] = x0.x * e[4 * j] + x1.x * e[4 * j + 2];
+    products[2 * j + 1] = x0.y * e[4 * j + 1] + x1.y * e[4 * j + 3];
+  }
+  int token;
+  const float2 sums = sum_rows(products, own.lane, token);
+  *reinterpret_cast<float2*>(out + token) = sums;
+}
+
+// S to the next chunk's, E, and the dots for dbeta.
 __device__ __forceinline__ void step_state(float (&state)[64], float decay, BackwardShared& s,
                                            int turn, const StateLane& own) {
   const int stage = turn & 1;
@@ -55,6 +73,9 @@ __device__ __forceinline__ void step_state(float (&state)[64], float decay, Back
   put_transposed(y, s.e[own.half], own);
   fence_async_proxy();
   barrier_arrive(&s.e_ready);
+  barrier_wait(&s.d_v_full, parity);
+  barrier_wait(&s.sums_empty, parity ^ 1);
+  put_beta_dots(y, s.d_v[own.half], s.beta_dots[4 * own.half + own.thread / 32], own);
   wgmma_wait<0>();
   settle(state);
 }

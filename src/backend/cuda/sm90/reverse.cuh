@@ -15,6 +15,8 @@ namespace gdn::sm90 {
 __device__ __forceinline__ float stored_factor(float beta) {
   return beta >= 0x1p-40f ? beta : 1.0f;
 }
+// d_v / (f U).
+__device__ __forceinline__ float d_v_factor(float beta) { return beta >= 0x1p-40f ? 1.0f : beta; }
 
 // Per-token factors of a chunk in shared memory.
 struct ReverseFactors {
