@@ -253,7 +253,12 @@ void run_blocks(int64_t first, int64_t count, int threads) {
 }  // namespace
 
 Machine& machine() {
-  static Machine machine;
+  static Machine machine = [] {
+    Machine made;
+    if (const char* seed = std::getenv("GDN_SIMT_SEED"))
+      made.seed = std::strtoull(seed, nullptr, 10);
+    return made;
+  }();
   return machine;
 }
 
