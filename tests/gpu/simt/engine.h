@@ -34,7 +34,7 @@ struct Launch {
 struct Machine {
   int device = 0;  // the current one
   int multiprocessors = 4;
-  uint64_t seed = 1;                       // of the order of warps
+  uint64_t seed = 1;                       // of the order of warps; GDN_SIMT_SEED sets the first
   int64_t launches = 0;                    // so far
   std::vector<Launch>* capture = nullptr;  // where launches are noted instead of run
 };
