@@ -75,9 +75,9 @@ class Info : public Command {
     for (const Json& backend : list) {
       print_line(fmt::format("  {:<14} {}", backend["name"].get<std::string>(),
                              backend["description"].get<std::string>()));
-      print_line(fmt::format("  {:<14} {}, {} workers, {}", "",
-                             backend["device"].get<std::string>(),
-                             backend["workers"].get<int64_t>(),
+      const auto workers = backend["workers"].get<int64_t>();
+      print_line(fmt::format("  {:<14} {}, {} worker{}, {}", "",
+                             backend["device"].get<std::string>(), workers, workers == 1 ? "" : "s",
                              backend["takes_problem"].get<bool>()
                                  ? "takes the problem"
                                  : "refuses: " + backend["why_not"].get<std::string>()));

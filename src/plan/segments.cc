@@ -50,6 +50,10 @@ class Cutter {
   Plan& plan_;
 };
 
+std::string counted(int64_t count, const char* what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
 std::string reason(const Plan& plan, int64_t fragments) {
   const PlanOptions& o = plan.options;
   const int64_t segments = static_cast<int64_t>(plan.segments.size());
@@ -58,17 +62,18 @@ std::string reason(const Plan& plan, int64_t fragments) {
                        o.tile);
   }
   if (segments > fragments) {
-    return fmt::format(
-        "{} fragments cut in {} segments, each cut leaving {} chunks or more: {} workers, {} heads",
-        fragments, segments, o.segment_chunks, o.workers, o.heads_v);
+    return fmt::format("{} cut in {}, each cut leaving {} or more: {}, {}",
+                       counted(fragments, "fragment"), counted(segments, "segment"),
+                       counted(o.segment_chunks, "chunk"), counted(o.workers, "worker"),
+                       counted(o.heads_v, "head"));
   }
   if (o.workers <= o.heads_v) {
-    return fmt::format("fragments whole: {} heads keep {} workers busy", o.heads_v, o.workers);
+    return fmt::format("fragments whole: {} {} {} busy", counted(o.heads_v, "head"),
+                       o.heads_v == 1 ? "keeps" : "keep", counted(o.workers, "worker"));
   }
   return fmt::format(
-      "fragments whole: cutting would cost more than {} workers over {} heads gain, or leave less "
-      "than {} chunks",
-      o.workers, o.heads_v, o.segment_chunks);
+      "fragments whole: cutting would cost more than {} over {} gain, or leave less than {}",
+      counted(o.workers, "worker"), counted(o.heads_v, "head"), counted(o.segment_chunks, "chunk"));
 }
 
 }  // namespace
