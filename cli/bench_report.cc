@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace gdn::cli {
 namespace {
@@ -20,11 +21,15 @@ Samples samples_of(const Json& arm) {
 bool has_time(const Json& arm) { return arm.contains("groups"); }
 
 void judge_arm(Json& arm, const Samples& samples, const Json& base, const Samples& base_samples,
-               const Json& pair, const Samples& pair_samples) {
+               const Json& pair, const Samples& pair_samples, double twins) {
   const auto process = [](const Json& one) { return one.value("process", 0); };
   const bench::PairedRatio ratio = bench::paired_ratio(base_samples, samples);
   std::string why_not =
       bench::why_not_claimed(samples, pair_samples, process(arm) == process(pair));
+  if (std::abs(twins - 1) > bench::kMostTwins) {
+    why_not += fmt::format("{}the first arm again took {:.3f} of its time",
+                           why_not.empty() ? "" : "; ", twins);
+  }
   if (arm.value("unchecked", false) || base.value("unchecked", false)) {
     why_not += (why_not.empty() ? "" : "; ") + std::string("accuracy not checked");
   }
@@ -48,11 +53,12 @@ void judge_row(Json& row) {
   });
   if (twin == arms.end()) twin = base;
   const Samples twin_samples = samples_of(*twin);
+  const double twins = bench::paired_ratio(twin_samples, base_samples).ratio;
   for (auto arm = arms.begin(); arm != arms.end(); ++arm) {
     if (!has_time(*arm)) continue;
     const bool first = arm == base;
     judge_arm(*arm, samples_of(*arm), *base, base_samples, first ? *twin : *base,
-              first ? twin_samples : base_samples);
+              first ? twin_samples : base_samples, twins);
   }
 }
 

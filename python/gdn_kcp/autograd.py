@@ -18,7 +18,7 @@ class Call:
 
     __slots__ = (
         "ctx", "cu_seqlens", "scale", "flags", "want_final", "workspace", "save", "again", "packed",
-        "handle", "key", "replays",
+        "handle", "key", "replays", "refills",
     )
 
     def __init__(self, ctx, cu_seqlens, scale, flags, want_final=False, workspace=None, save=True):
@@ -34,12 +34,22 @@ class Call:
         self.handle = None  # RecomputeHandle
         self.key = None
         self.replays = None  # replay.Replays, or None: run as it is
+        self.refills = 0 if ctx is None else ctx.refills
 
     def eager(self) -> Call:
         """The same call without graphs."""
         call = copy.copy(self)
         call.replays = None
         return call
+
+
+def check_packing(ctx, refills: int) -> None:
+    """Refuses the backward of a forward of another packing."""
+    if ctx is not None and ctx.refills != refills:
+        raise InvalidArgumentError(
+            "context: expected the packing of the forward, got one that was refilled since: run the "
+            "backward before refill()"
+        )
 
 
 def check_tensors(*inputs) -> None:
@@ -179,6 +189,7 @@ class GatedDeltaRule(torch.autograd.Function):
 def _gradients(ctx: Any, do, dfinal_state):
     *inputs, saved = ctx.saved_tensors
     call = ctx.call
+    check_packing(call.ctx, call.refills)
     gradients = run_backward(
         call, tuple(inputs), do, dfinal_state, saved if call.save else None, call.packed
     )

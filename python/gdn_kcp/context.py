@@ -36,6 +36,7 @@ class Context:
             partition.handle, member.rank, "", "auto", 0, max_tokens, max_fragments
         )
         weakref.finalize(self, ops.session_free, self.handle).atexit = False
+        self.refills = 0  # so far: a backward belongs to the packing of its forward
         self._hold(partition)
 
     def _hold(self, partition: Partition) -> None:
@@ -55,8 +56,8 @@ class Context:
 
         Layout and world size stay. The tables on the device are written anew in the order of the
         current stream, without a synchronisation; byte counts and addresses stay, so that a CUDA
-        graph captured before serves the new packing. Not between a forward and its backward, nor
-        within a stream capture.
+        graph captured before serves the new packing. Not within a stream capture; the backward of a
+        forward before the refill raises.
 
         Raises:
             InvalidArgumentError: on every rank, naming the argument; the context stays as it was.
@@ -76,6 +77,7 @@ class Context:
             if error is None:
                 ops.session_refill(self.handle, self.partition.handle)
             raise
+        self.refills += 1
         self._hold(partition)
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ from .autograd import (
     apply,
     autocast,
     check_deterministic,
+    check_packing,
     check_tensors,
     refuse,
     run_backward,
@@ -28,6 +29,7 @@ class Saved(NamedTuple):
 
     block: torch.Tensor
     key: tuple  # shapes and options that the backward must have too
+    refills: int  # of its context
 
 
 def _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph, save_mode="light") -> int:
@@ -155,7 +157,7 @@ def chunk_gdn_kcp_forward(
     with torch.no_grad():
         inputs = (q, k, v, g, beta, None, None, None)
         o, _, saved = run_forward(call, inputs, save_for_backward)
-    return o, Saved(saved, _key(q, v, scale, flags)) if save_for_backward else None
+    return o, Saved(saved, _key(q, v, scale, flags), ctx.refills) if save_for_backward else None
 
 
 def chunk_gdn_kcp_backward(
@@ -184,6 +186,8 @@ def chunk_gdn_kcp_backward(
             raise InvalidArgumentError(
                 f"saved: expected the set of a forward with {key}, got one with {saved.key}"
             )
+        if saved is not None:
+            check_packing(ctx, saved.refills)
     except Error as error:
         refuse(ctx, error, "backward")
     call = Call(ctx, None, scale, flags, False, workspace_block, saved is not None)

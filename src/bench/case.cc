@@ -60,7 +60,9 @@ Result<Case> Case::make(Machine& machine, const Partition& partition, int rank, 
   Case c{partition, rank, sample.problem, {}, {}, false, nullptr, {}};
   const int64_t period = sample.cu_seqlens.back();
   const int64_t filled = partition.local_tokens(rank);
-  const int64_t rows = filled + sample.problem.tokens - period;
+  // Rows past the documents only where one rank holds them all.
+  const int64_t slack = partition.world_size() == 1 ? sample.problem.tokens - period : 0;
+  const int64_t rows = filled + slack;
   c.problem.tokens = rows;
   c.problem.device = machine.device();
   c.training = sample.d_o.present() || sample.dfinal_state.present();

@@ -77,6 +77,9 @@ std::string why_not_claimed(const Samples& arm, const Samples& base, bool togeth
     reasons += (reasons.empty() ? "" : "; ") + reason;
   };
   if (!together) add("measured in another process");
+  if (arm.groups.size() != base.groups.size()) {
+    add(fmt::format("{} groups beside {}", arm.groups.size(), base.groups.size()));
+  }
   const double drifted = std::max(drift(arm), drift(base));
   const double spread = paired_ratio(arm, base).spread;
   if (drifted > kMostDrift && spread > kMostSpread) {

@@ -59,6 +59,7 @@ double capped_share(const Samples& samples);
 inline constexpr double kMostDrift = 0.02;
 inline constexpr double kMostSpread = 0.01;
 inline constexpr double kMostCapped = 0.05;  // this share is already too much
+inline constexpr double kMostTwins = 0.03;   // between the first arm and the same again
 
 // Why the times of `arm` beside those of `base` are shown but not claimed; empty where they are.
 // `together`: both were measured in one process.

@@ -58,6 +58,21 @@ def test_refilled_contexts_are_bitwise_those_of_the_packing_alone():
             assert not t[0, cu[-1] :].any()
 
 
+def test_a_backward_belongs_to_the_packing_of_its_forward():
+    ctx = roomy([0, 40, 96])
+    leaves = [t.detach().clone().requires_grad_() for t in operands()]
+    o = gdn_kcp.chunk_gdn_kcp(*leaves, ctx)
+    _, saved = gdn_kcp.chunk_gdn_kcp_forward(*leaves, ctx)
+    ctx.refill(gdn_kcp.partition([0, 96], 1))
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="refilled"):
+        o.backward(torch.ones_like(o))
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="refilled"):
+        gdn_kcp.chunk_gdn_kcp_backward(*leaves, ctx, torch.ones_like(o), saved=saved)
+    again = gdn_kcp.chunk_gdn_kcp(*leaves, ctx)
+    again.backward(torch.ones_like(again))
+    assert all(t.grad is not None for t in leaves)
+
+
 def test_byte_counts_are_those_of_the_capacity():
     ctx = roomy([0, 96])
     before = gdn_kcp.context.call_bytes(ctx, **shape())

@@ -14,7 +14,7 @@ def blocks(name):
     return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("i", range(2))
+@pytest.mark.parametrize("i", range(3))
 def test_block(i):
     exec(compile(blocks("docs/python.md")[i], "docs/python.md", "exec"), {})
 
