@@ -62,15 +62,17 @@ struct Meeting {
   void* arguments[128] = {};
 };
 
+constexpr int kNamedBarriers = 16;
 struct NamedBarrier {
   int arrived = 0;
+  int threads = 0;  // that meet in this phase, as the first one says
   uint64_t met = 0;
 };
 
 struct Block {
   std::vector<Lane> lanes;
   std::vector<Meeting> warps, groups;
-  NamedBarrier named[16];
+  NamedBarrier named[kNamedBarriers];
   int live = 0, arrived = 0;
   unsigned index = 0;
   std::vector<unsigned char> memory;
@@ -328,7 +330,11 @@ void block_barrier() {
 }
 
 void named_barrier(int id, int threads) {
+  if (id < 0 || id >= kNamedBarriers) fail("a named barrier's id is not 0 to 15");
+  if (threads <= 0 || threads % 32 != 0) fail("a named barrier of no whole warps");
   NamedBarrier& barrier = current->block->named[id];
+  if (barrier.arrived == 0) barrier.threads = threads;
+  if (barrier.threads != threads) fail("threads meet at a named barrier with different counts");
   if (++barrier.arrived == threads) {
     barrier.arrived = 0;
     ++barrier.met;

@@ -56,6 +56,7 @@ int shared_size();
 
 void block_barrier();
 void warp_barrier();
+// id 0 to 15; `threads`: whole warps, the same number for all that meet.
 void named_barrier(int id, int threads);
 
 // Goes on when `ready(argument)`; `what` is for the message if that never comes.
