@@ -40,6 +40,18 @@ struct Machine {
 };
 Machine& machine();
 
+// Puts back the seed when it ends.
+class SeedScope {
+ public:
+  SeedScope() = default;
+  ~SeedScope() { machine().seed = before_; }
+  SeedScope(const SeedScope&) = delete;
+  SeedScope& operator=(const SeedScope&) = delete;
+
+ private:
+  uint64_t before_ = machine().seed;
+};
+
 // Runs the kernel once per thread of every block, or notes the launch.
 gdn::Status launch(Launch launch);
 

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -123,8 +124,9 @@ TEST(Emulator, BoxesEndWithTheTensor) {
 }
 
 TEST(Emulator, StoresReadTheirSourceUntilTheyAreWaitedFor) {
-  std::vector<uint32_t> out(8, 0);
-  int early = 0;
+  alignas(16) uint32_t out[4] = {};
+  int late = 0;
+  const simt::SeedScope scope;
   for (uint64_t seed = 1; seed < 40; ++seed) {
     simt::machine().seed = seed;
     run(
@@ -132,20 +134,21 @@ TEST(Emulator, StoresReadTheirSourceUntilTheyAreWaitedFor) {
           auto* shared = static_cast<uint32_t*>(simt::shared_memory());
           if (threadIdx.x != 0) return;
           shared[0] = 1;
-          bulk_store(out.data(), shared, 16);
-          named_barrier(1, 1);  // time passes
-          shared[0] = 2;        // too soon
+          bulk_store(out, shared, 16);
+          simt::pause();  // time passes
+          shared[0] = 2;  // too soon
           bulk_store_wait();
         },
         32, 64);
-    early += out[0] == 2;
+    late += out[0] == 2;
   }
-  simt::machine().seed = 1;
-  EXPECT_GT(early, 0);
+  EXPECT_GT(late, 0);
+  EXPECT_LT(late, 39);
 }
 
 // A copy's barrier whose phases pass while a warp that waits for each of them is late.
 void miss_a_phase(bool waited_for) {
+  const simt::SeedScope scope;
   for (uint64_t seed = 1; seed < 40; ++seed) {
     simt::machine().seed = seed;
     run(
@@ -194,6 +197,71 @@ TEST(Emulator, FindsArrivalsThatNeverCome) {
         32, 64);
   };
   EXPECT_DEATH(wait_for_more(), "no thread can go on");
+}
+
+TEST(Emulator, RefusesNamedBarriersThatTheHardwareLacks) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto meet = [](int id, int threads) { run([=] { named_barrier(id, threads); }, 64, 64); };
+  meet(15, 64);
+  EXPECT_DEATH(meet(16, 64), "a named barrier's id is not 0 to 15");
+  EXPECT_DEATH(meet(-1, 64), "a named barrier's id is not 0 to 15");
+  EXPECT_DEATH(meet(1, 48), "a named barrier of no whole warps");
+}
+
+// Two warps meet, then all three: the count may change from phase to phase, not within one.
+TEST(Emulator, FindsDifferentCountsInOnePhaseOfANamedBarrier) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto meet = [](int others) {
+    run(
+        [=] {
+          const bool last = threadIdx.x >= 64;
+          if (!last) named_barrier(1, 64);
+          __syncthreads();
+          named_barrier(1, last ? others : 96);
+        },
+        96, 64);
+  };
+  meet(96);
+  EXPECT_DEATH(meet(64), "threads meet at a named barrier with different counts");
+  EXPECT_DEATH(meet(128), "threads meet at a named barrier with different counts");
+}
+
+// The first bytes are within shared memory, the last ones are not.
+TEST(Emulator, FindsCopiesThatLeaveSharedMemory) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  alignas(16) static unsigned char global[256];
+  std::vector<uint16_t> tensor(64 * 128);
+  const CUtensorMap map{reinterpret_cast<unsigned char*>(tensor.data()),
+                        {64, 64, 2, 1},
+                        {2, 256, 128, 256},
+                        {64, 64, 2, 1}};
+  constexpr int kShared = 2 * kTileBytes + 1024;
+  enum Copy { kBulkLoad, kBulkStore, kLoad, kStore, kAdd };
+  const auto copy = [&](Copy which, int at, uint32_t bytes) {
+    run(
+        [=, &map] {
+          if (threadIdx.x != 0) return;
+          auto* shared = static_cast<uint8_t*>(simt::shared_memory());
+          auto* full = reinterpret_cast<uint64_t*>(shared);
+          uint8_t* place = shared + at;
+          barrier_init(full, 1);
+          barrier_expect_bytes(full, bytes);
+          if (which == kBulkLoad) bulk_load(place, global, bytes, full);
+          if (which == kBulkStore) bulk_store(global, place, bytes);
+          if (which == kLoad) tensor_load(place, &map, full, 0, 0, 0, 0);
+          if (which == kStore) tensor_store(&map, place, 0, 0, 0, 0);
+          if (which == kAdd) tensor_add(&map, place, 0, 0, 0, 0);
+        },
+        32, kShared);
+  };
+  for (Copy which : {kBulkLoad, kBulkStore}) {
+    copy(which, kShared - 64, 64);
+    EXPECT_DEATH(copy(which, kShared - 64, 80), "access past the end of shared memory");
+  }
+  for (Copy which : {kLoad, kStore, kAdd}) {
+    copy(which, 1024, 2 * kTileBytes);
+    EXPECT_DEATH(copy(which, 2048, 2 * kTileBytes), "access past the end of shared memory");
+  }
 }
 
 TEST(Emulator, BlocksOfACooperativeLaunchWaitForEachOther) {

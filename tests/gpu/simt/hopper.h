@@ -119,29 +119,34 @@ void for_box(const CUtensorMap& map, unsigned char* shared, int c0, int c1, int 
 inline uint32_t box_bytes(const CUtensorMap& map) {
   return 2 * map.box[0] * map.box[1] * map.box[2] * map.box[3];
 }
-inline unsigned char* tile_pointer(const void* shared) {
-  return cuda::smem_pointer(cuda::smem_address(shared), 1024);
+// Where a box begins in shared memory, if all of it is there: rows of 128 bytes.
+inline unsigned char* box_pointer(const CUtensorMap& map, const void* shared) {
+  if (map.box[0] != 64) simt::fail("a swizzled box has rows of 64 elements");
+  return cuda::smem_range(cuda::smem_address(shared), box_bytes(map), 1024);
+}
+inline unsigned char* bulk_pointer(const void* shared, const void* global, uint32_t bytes) {
+  if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0) {
+    simt::fail("misaligned bulk copy");
+  }
+  return cuda::smem_range(cuda::smem_address(shared), bytes, 16);
 }
 
 inline void tensor_load(void* dst, const CUtensorMap* map, uint64_t* bar, int c0, int c1, int c2,
                         int c3, uint64_t = 0) {
-  unsigned char* to = tile_pointer(dst);
-  simt::copy_some_time([=] {
-    for_box(*map, to, c0, c1, c2, c3, [](const unsigned char* from, unsigned char* at) {
+  unsigned char* to = box_pointer(*map, dst);
+  simt::copy_some_time([=, box = *map] {  // the kernel's own map may be gone by then
+    for_box(box, to, c0, c1, c2, c3, [](const unsigned char* from, unsigned char* at) {
       if (from != nullptr) {
         std::memcpy(at, from, 2);
       } else {
         std::memset(at, 0, 2);
       }
     });
-    barrier_complete_bytes(bar, box_bytes(*map));
+    barrier_complete_bytes(bar, box_bytes(box));
   });
 }
 inline void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar, uint64_t = 0) {
-  if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(src) % 16 != 0) {
-    simt::fail("misaligned bulk copy");
-  }
-  unsigned char* to = cuda::smem_pointer(cuda::smem_address(dst), 16);
+  unsigned char* to = bulk_pointer(dst, src, bytes);
   simt::copy_some_time([=] {
     std::memcpy(to, src, bytes);
     barrier_complete_bytes(bar, bytes);
@@ -150,20 +155,21 @@ inline void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar,
 inline void bulk_prefetch(const void*, uint32_t) {}
 inline void tensor_prefetch(const CUtensorMap*, int, int, int, int) {}
 inline void bulk_store(void* dst, const void* src, uint32_t bytes) {
-  simt::store_some_time([=] { std::memcpy(dst, src, bytes); });
+  const unsigned char* from = bulk_pointer(src, dst, bytes);
+  simt::store_some_time([=] { std::memcpy(dst, from, bytes); });
 }
 inline void tensor_store(const CUtensorMap* map, const void* src, int c0, int c1, int c2, int c3) {
-  unsigned char* from = tile_pointer(src);
-  simt::store_some_time([=] {
-    for_box(*map, from, c0, c1, c2, c3, [](unsigned char* to, const unsigned char* at) {
+  unsigned char* from = box_pointer(*map, src);
+  simt::store_some_time([=, box = *map] {
+    for_box(box, from, c0, c1, c2, c3, [](unsigned char* to, const unsigned char* at) {
       if (to != nullptr) std::memcpy(to, at, 2);
     });
   });
 }
 inline void tensor_add(const CUtensorMap* map, const void* src, int c0, int c1, int c2, int c3) {
-  unsigned char* from = tile_pointer(src);
-  simt::store_some_time([=] {
-    for_box(*map, from, c0, c1, c2, c3, [](unsigned char* to, const unsigned char* at) {
+  unsigned char* from = box_pointer(*map, src);
+  simt::store_some_time([=, box = *map] {
+    for_box(box, from, c0, c1, c2, c3, [](unsigned char* to, const unsigned char* at) {
       if (to == nullptr) return;
       uint16_t a, b;
       std::memcpy(&a, to, 2);

@@ -1,7 +1,9 @@
 // The functions of backend/cuda/common/ptx.cuh on the SIMT emulator.
 #pragma once
 
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 
 #include "base/bf16.h"
@@ -21,12 +23,14 @@ inline uint32_t smem_address(const void* pointer) {
   if (offset < 0 || offset > simt::shared_size()) simt::fail("not a shared memory pointer");
   return static_cast<uint32_t>(offset);
 }
-inline unsigned char* smem_pointer(uint32_t address, int bytes) {
-  if (address % static_cast<uint32_t>(bytes) != 0) simt::fail("misaligned shared memory access");
-  if (static_cast<int64_t>(address) + bytes > simt::shared_size()) {
-    simt::fail("access past the end of shared memory");
-  }
+// `bytes` of shared memory from an aligned address on.
+inline unsigned char* smem_range(uint32_t address, int64_t bytes, uint32_t alignment) {
+  if (address % alignment != 0) simt::fail("misaligned shared memory access");
+  if (address + bytes > simt::shared_size()) simt::fail("access past the end of shared memory");
   return static_cast<unsigned char*>(simt::shared_memory()) + address;
+}
+inline unsigned char* smem_pointer(uint32_t address, int bytes) {
+  return smem_range(address, bytes, static_cast<uint32_t>(bytes));
 }
 
 inline float bf16_half(uint32_t word, int half) {
