@@ -1,9 +1,19 @@
 // Runs CUDA kernels on the host, thread by thread: every CUDA thread is a fiber, warps are taken in
 // a random order and may sleep, lanes meet at warp-wide instructions, and asynchronous copies
 // arrive only when they are waited for, those of the copy engine at random times. The blocks of a
-// cooperative launch run beside each other. What it finds: wrong index maps, missing waits and
-// barriers, threads that wait for ever, divergent warp instructions, addresses outside shared
-// memory. What it does not: races that need two lanes of a warp out of step. x86-64 only.
+// cooperative launch run beside each other. x86-64 only.
+//
+// No access is traced: a fault is found where it makes a result wrong, or where an instruction
+// checks. So it finds wrong index maps; missing waits and barriers that an order it tried lets
+// show; threads that wait for ever; lanes that meet at different instructions; named barriers
+// entered with different counts; addresses of instructions outside shared memory.
+//
+// What it cannot find:
+// - races that need two lanes of a warp out of step, or a switch between two instructions that do
+//   not wait: a lane runs until it waits, meets others or polls;
+// - missing fences and release or acquire: all memory is in order and seen by all at once;
+// - what instructions of the Hopper kernels leave out: see hopper.h;
+// - plain loads and stores outside shared memory, or outside a tensor in global memory.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,22 @@
-// The functions of backend/cuda/sm90/ptx.cuh and wgmma.cuh on the SIMT emulator.
+// The functions of backend/cuda/sm90/ptx.cuh and wgmma.cuh on the SIMT emulator. Not all of them do
+// what the hardware does, so some races cannot be found here:
+// - Fences do nothing (fence_async_proxy, fence_global_copies, barrier_init_fence), nor do
+//   release and acquire of flags: nobody notices where one is missing.
+// - A product runs at once when its 128 threads have met: it has read its operands and written its
+//   sums then. wgmma_fence, wgmma_commit, wgmma_wait and settle do nothing, so operands that are
+//   overwritten and sums that are read while a product runs are not found.
+// - bulk_store_wait and bulk_store_complete are one: both end when this thread's stores have been
+//   written. Who reads global memory after a bulk_store_wait alone is not found.
+// - A copy or store happens at one moment, whole: half a box is never seen.
+// - Prefetches, cache policies and the registers of a warpgroup do nothing.
 #pragma once
 
 #include <cuda.h>
 
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
 #include <cstring>
 
 #include "simt/engine.h"

@@ -117,7 +117,7 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
   return cudaSuccess;
 }
 inline cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) {
-  return cudaSuccess;  // never reached: launch() calls simt::run
+  return cudaSuccess;  // never reached: cuda::launch() calls simt::launch()
 }
 inline cudaError_t cudaLaunchCooperativeKernel(const void*, dim3, dim3, void**, size_t,
                                                cudaStream_t) {
