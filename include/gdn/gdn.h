@@ -25,7 +25,7 @@ struct Memory {
 };
 
 struct ContextOptions {
-  std::string backend;  // empty: the first that takes the problem
+  std::string backend;  // the same on every rank; empty: the first that takes the problem
   int64_t tile = 0;     // see PlanOptions::tile
   ExchangePolicy exchange = ExchangePolicy::kAuto;
   // The capacity for other packings, the same on every rank: local rows and fragments of any rank;

@@ -131,7 +131,7 @@ def run_forward(call: Call, inputs: tuple, save: bool):
         args = (*inputs, call.scale, call.flags, call.workspace, None, save, call.want_final)
         results, handle = _begin(
             call, ops.forward_begin, args, inputs[0], inputs[2],
-            "forward: heads, dims, dtype or options", 0,
+            "forward: backend, heads, dims, dtype or options", 0,
         )
         _advance(ctx, handle)
         return results
@@ -157,7 +157,7 @@ def run_backward(call: Call, inputs: tuple, do, dfinal_state, saved, packed: boo
         args = (*inputs, do, dfinal_state, saved, call.scale, call.flags, call.workspace, packed)
         results, handle = _begin(
             call, ops.backward_begin, args, inputs[0], inputs[2],
-            "backward: heads, dims, dtype, options or saved", 1 if saved is not None else 2,
+            "backward: backend, heads, dims, dtype, options or saved", 1 if saved is not None else 2,
         )
         _advance(ctx, handle)
         return results

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <initializer_list>
+#include <string_view>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -25,6 +26,10 @@ class Digest {
     for (int i = 0; i < 8; ++i) {
       hash_ = (hash_ ^ ((value >> (8 * i)) & 0xff)) * 0x100000001b3u;
     }
+    return *this;
+  }
+  Digest& operator<<(std::string_view text) {
+    for (const char c : text) *this << uint64_t(static_cast<unsigned char>(c));
     return *this;
   }
   uint64_t value() const { return hash_; }
@@ -54,6 +59,8 @@ std::vector<CommonPart> common_parts(const Problem& p, const ContextOptions& opt
       {"scale", of({std::bit_cast<uint64_t>(p.scale())})},
       {"options (norm, gate, sigmoid, negative eigenvalues)",
        of({o.qk_l2norm, o.gate_in_kernel, o.beta_sigmoid, o.allow_neg_eigval})},
+      // As asked for: where none is named, ranks on unlike devices may take unlike backends.
+      {"backend", (Digest() << options.backend).value()},
       {"tile", of({uint64_t(options.tile)})},
       {"exchange policy", of({uint64_t(options.exchange)})},
       {"capacity", of({uint64_t(options.max_tokens), uint64_t(options.max_fragments)})},
@@ -68,9 +75,8 @@ uint64_t common_digest(const Partition& partition, const std::vector<CommonPart>
 }
 
 // One collective where all agree; where not, all ranks know, and find the part that differs.
-Status agree_on_common(const Partition& partition, const Problem& problem,
-                       const ContextOptions& options, Communicator& communicator) {
-  const std::vector<CommonPart> parts = common_parts(problem, options);
+Status agree_on_common(const Partition& partition, const std::vector<CommonPart>& parts,
+                       Communicator& communicator) {
   const Status same =
       communicator.agree_on(common_digest(partition, parts), "partition or options of the call");
   if (same || same.code() != ErrorCode::kInvalidArgument) return same;
@@ -119,7 +125,9 @@ Context::Context(const Partition& partition, Communicator* communicator, const P
       problem_(problem),
       options_(options),
       backend_(made.backend),
-      plan_(made.plan) {}
+      plan_(made.plan) {
+  options_.backend = wanted_backend(options.backend);  // for the digest
+}
 
 Result<Context> Context::make(const Partition& partition, int rank, const Problem& problem,
                               const ContextOptions& options) {
@@ -137,8 +145,10 @@ Result<Context> Context::make(const Partition& partition, Communicator& communic
   }
   auto made = make_local(partition, communicator.rank(), problem, options);
   GDN_RETURN_IF_ERROR(communicator.agree(made.status()));
-  GDN_RETURN_IF_ERROR(agree_on_common(partition, problem, options, communicator));
-  return Context(partition, &communicator, problem, options, *made);
+  Context context(partition, &communicator, problem, options, *made);
+  GDN_RETURN_IF_ERROR(
+      agree_on_common(partition, common_parts(problem, context.options_), communicator));
+  return context;
 }
 
 uint64_t Context::digest() const {
