@@ -241,6 +241,45 @@ TEST(Ranks, OneRanksBadArgumentIsEverybodysError) {
   }
 }
 
+// Options of a run that differ on one rank: an error on all that names the option, before they hand
+// each other anything.
+TEST(Ranks, OneRanksOtherOptionIsNamedOnAll) {
+  const BatchSpec spec = small_spec("cpu", DType::kFloat32);
+  const Batch batch = *make_batch(spec);
+  BatchSpec forward_spec = spec;
+  forward_spec.backward = forward_spec.dfinal_state = false;
+  const Batch forward_only = *make_batch(forward_spec);
+  RunOptions options = options_for({"cpu", DType::kFloat32, Layout::kContiguous, 3});
+  auto communicators = make_thread_communicators(3);
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      Communicator& comm = *communicators[rank];
+      const auto place = make_host_place();
+      const auto run = [&](const Batch& mine, const RunOptions& how) {
+        return run_batch(mine, how, comm, comm, *place).status();
+      };
+      const bool odd = rank == 1;
+      const auto expect_named = [&](const Status& status, const std::string& what) {
+        EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+        EXPECT_EQ(status.message(), what + ": differs between rank 0 and rank 1");
+        EXPECT_EQ(comm.bytes_sent(), 0);
+      };
+      RunOptions other = options;
+      if (odd) other.context.backend = "reference";
+      expect_named(run(batch, other), "backend");
+      other = options;
+      other.keep_saved = !odd;
+      expect_named(run(batch, other), "backward from a saved set (--recompute)");
+      expect_named(run(odd ? forward_only : batch, options),
+                   "forward alone or also backward (--forward-only)");
+      const Status same = run(batch, options);
+      EXPECT_TRUE(same) << same.message();
+      EXPECT_TRUE(run(forward_only, other)) << "no backward, so no saved set to differ in";
+    });
+  }
+}
+
 // The same bits over NCCL's calls (a stand-in of the library on host memory).
 TEST(Ranks, NcclRanksEqualThreadRanksBitwise) {
   ::setenv("GDN_NCCL_LIBRARY", FAKE_NCCL, 1);

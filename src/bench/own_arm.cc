@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "bench/arm.h"
+#include "check/run_batch.h"
 #include "driver/memory_map.h"
 
 namespace gdn::bench {
@@ -165,6 +166,9 @@ Result<std::unique_ptr<Arm>> make_own_arm(Machine& machine, const Case& what,
           ? Context::make(what.partition, *what.communicator, what.problem, options.context)
           : Context::make(what.partition, what.rank, what.problem, options.context);
   if (!context) return context.status();
+  if (what.communicator != nullptr) {
+    GDN_RETURN_IF_ERROR(agree_on_calls(*what.communicator, what.training, options.keep_saved));
+  }
   auto arm = std::make_unique<OwnArm>(what, options.keep_saved, std::move(*context));
   GDN_RETURN_IF_ERROR(arm->set_up(machine));
   return std::unique_ptr<Arm>(std::move(arm));

@@ -36,6 +36,12 @@ Status run_at_place(const Batch& batch, const RunOptions& options, const Partiti
 
 }  // namespace
 
+Status agree_on_calls(Communicator& comm, bool has_backward, bool keep_saved) {
+  GDN_RETURN_IF_ERROR(
+      comm.agree_on(has_backward, "forward alone or also backward (--forward-only)"));
+  return comm.agree_on(has_backward && keep_saved, "backward from a saved set (--recompute)");
+}
+
 Result<BatchResult> run_batch(const Batch& batch, const RunOptions& options) {
   const Result<Partition> made = make_partition(batch, options);
   if (!made) return made.status();

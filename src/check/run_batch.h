@@ -27,6 +27,10 @@ struct RunOptions {
   std::function<Result<std::unique_ptr<Place>>(int rank)> place;
 };
 
+// What the calls of all ranks have in common beside their contexts: is there a backward, and does
+// it recompute? Where ranks differ, all get an error that names the option of the command.
+Status agree_on_calls(Communicator& comm, bool has_backward, bool keep_saved);
+
 // Ranks are threads of this process.
 Result<BatchResult> run_batch(const Batch& batch, const RunOptions& options);
 

@@ -256,6 +256,7 @@ Status run_rank(const Batch& batch, const RunOptions& options, const Partition& 
   Context& context = *made;
   const Stream stream = place.stream();
   const bool training = wants_backward(batch);
+  GDN_RETURN_IF_ERROR(agree_on_calls(comm, training, options.keep_saved));
 
   Placing at(place);
   const Operands operands = {at.in(in.q),    at.in(in.k),        at.in(in.v),         at.in(in.g),
