@@ -120,11 +120,13 @@ class Bench : public Command {
     std::vector<BenchCase> cases;
     // Judging a file needs no other process: it ends here on all.
     GDN_RETURN_IF_ERROR(job_.agree(set_up(operations, cases)));
+    GDN_RETURN_IF_ERROR(job_.agree_on(judge_, "--judge"));
     if (!judge_.empty()) return job_.speaks() ? judge_file() : kSuccess;
     if (job_.many_processes()) {
       machine_ = bench::make_ranks_machine(std::move(machine_), *job_.host());
     }
     protocol_ = choose_protocol();
+    GDN_RETURN_IF_ERROR(agree_on_loops(operations, cases));
 
     report_ = {{"device", machine_->description()},
                {"protocol", bench::describe(protocol_)},
@@ -197,6 +199,18 @@ class Bench : public Command {
       return invalid("--stages: expected one process (--proxy for a rank's stages), got many");
     }
     return against_.empty() ? Status::ok() : invalid("--against: expected one process, got many");
+  }
+
+  // Processes meet at every call: what the loops below go over must be the same on all of them.
+  Status agree_on_loops(const std::vector<Operation>& operations,
+                        const std::vector<BenchCase>& cases) {
+    std::string names;
+    for (Operation operation : operations) names += fmt::format("{},", bench::to_string(operation));
+    GDN_RETURN_IF_ERROR(job_.agree_on(std::to_string(cases.size()), "how many shapes and norms"));
+    GDN_RETURN_IF_ERROR(job_.agree_on(names, "--ops"));
+    GDN_RETURN_IF_ERROR(job_.agree_on(std::to_string(backends_.size()), "how many backends"));
+    GDN_RETURN_IF_ERROR(job_.agree_on(bench::describe(protocol_), "protocol (--quick, --calls)"));
+    return job_.agree_on(no_check_ ? "no" : "yes", "--no-check");
   }
 
   Status parse_operations(std::vector<Operation>& operations) {

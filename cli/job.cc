@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 
 #include "gdn/backend.h"
 #ifdef GDN_WITH_MPI
@@ -43,6 +44,10 @@ Status Job::note(Status status) {
 }
 
 Status Job::agree(const Status& local) { return host_ ? note(host_->agree(local)) : local; }
+
+Status Job::agree_on(const std::string& value, const std::string& what) {
+  return host_ ? note(host_->agree_on(std::hash<std::string>{}(value), what)) : Status::ok();
+}
 
 #ifdef GDN_WITH_MPI
 

@@ -33,6 +33,8 @@ class Job {
 
   // The same error on every rank where any has one.
   Status agree(const Status& local);
+  // An error on every rank, with the name `what`, where the processes' values differ.
+  Status agree_on(const std::string& value, const std::string& what);
   // Rank 0's process gets the results, the others the backend's name.
   Result<BatchResult> run(const Batch& batch, RunOptions options);
 
