@@ -141,7 +141,12 @@ TEST_F(CliTest, Plan) {
 
   expect_refusal("plan", "--docs LENGTHS or --workload LETTER");
   expect_refusal("plan --docs 5 --ranks 2 --rank 2", "--rank: expected 0 to 1, got 2");
-  expect_refusal("plan --docs 5 --layout spiral", "spiral");
+  for (const char* layout : {"spiral", "explicit"}) {
+    expect_refusal(fmt::format("plan --docs 5 --layout {}", layout),
+                   fmt::format("--layout: expected contiguous, zigzag or zigzag_per_document, got "
+                               "'{}'",
+                               layout));
+  }
   expect_refusal("plan --docs 5 --tile 63", "63");
   expect_refusal("plan --docs 5 --fragments 0:0",
                  "expected doc:offset:length, got '0:0' on rank 0");

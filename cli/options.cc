@@ -296,9 +296,10 @@ Status PartitionOptions::apply(RunOptions& run) const {
     return Status::ok();
   }
   const Result<Layout> parsed = parse_layout(layout);
-  if (!parsed) return parsed.status();
-  if (*parsed == Layout::kExplicit)
-    return invalid("--layout explicit: expected --fragments instead");
+  if (!parsed || *parsed == Layout::kExplicit) {  // an explicit one has no name but its fragments
+    return invalid(fmt::format(
+        "--layout: expected contiguous, zigzag or zigzag_per_document, got '{}'", layout));
+  }
   run.layout = *parsed;
   return Status::ok();
 }
