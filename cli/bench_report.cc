@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 namespace gdn::cli {
 namespace {
@@ -79,6 +80,69 @@ std::string label_of(const Json& row) {
   return fmt::format("{} {}", row.at("shape").get<std::string>(), norm_of(row));
 }
 
+// What a report may hold, and must.
+struct Field {
+  const char* name;
+  bool (Json::*is)() const noexcept;
+  const char* expected;
+  bool required = false;
+};
+constexpr Field kReportFields[] = {{"rows", &Json::is_array, "a list", true},
+                                   {"device", &Json::is_string, "a text"},
+                                   {"protocol", &Json::is_string, "a text"},
+                                   {"power_cap", &Json::is_string, "a text"},
+                                   {"checked", &Json::is_string, "a text"}};
+constexpr Field kRowFields[] = {{"shape", &Json::is_string, "a text", true},
+                                {"norm", &Json::is_boolean, "true or false", true},
+                                {"operation", &Json::is_string, "a text", true},
+                                {"tokens", &Json::is_number, "a number", true},
+                                {"arms", &Json::is_array, "a list", true},
+                                {"of_ranks", &Json::is_string, "a text"}};
+constexpr Field kArmFields[] = {{"name", &Json::is_string, "a text", true},
+                                {"process", &Json::is_number, "a number"},
+                                {"groups", &Json::is_array, "a list of lists of times in ms"},
+                                {"power_readings", &Json::is_number, "a number"},
+                                {"capped", &Json::is_number, "a number"},
+                                {"again", &Json::is_boolean, "true or false"},
+                                {"flop", &Json::is_number, "a number"},
+                                {"why_no_time", &Json::is_string, "a text"},
+                                {"unchecked", &Json::is_boolean, "true or false"}};
+
+Status wrong(const std::string& where, const std::string& expected, const std::string& got) {
+  return {ErrorCode::kInvalidArgument,
+          fmt::format("{}: expected {}, got {}", where, expected, got)};
+}
+
+// `where`: empty, or a place in the report that ends with a dot.
+Status check_fields(const Json& object, const std::string& where, std::span<const Field> fields) {
+  if (!object.is_object()) {
+    return wrong(where.empty() ? "report" : where.substr(0, where.size() - 1), "an object",
+                 object.type_name());
+  }
+  for (const Field& field : fields) {
+    const auto found = object.find(field.name);
+    if (found == object.end()) {
+      if (field.required) return wrong(where + field.name, field.expected, "nothing");
+    } else if (!((*found).*field.is)()) {
+      return wrong(where + field.name, field.expected, found->type_name());
+    }
+  }
+  return Status::ok();
+}
+
+Status check_groups(const Json& groups, const std::string& where) {
+  const char* expected = "at least one list of times in ms, none of them empty";
+  if (groups.empty()) return wrong(where, expected, "none");
+  for (const Json& group : groups) {
+    if (!group.is_array()) return wrong(where, expected, group.type_name());
+    if (group.empty()) return wrong(where, expected, "an empty one");
+    for (const Json& time : group) {
+      if (!time.is_number()) return wrong(where, expected, time.type_name());
+    }
+  }
+  return Status::ok();
+}
+
 std::string note_of(const Json& arm) {
   const std::string why_not = arm.at("why_not_claimed");
   return why_not.empty() ? "" : "not claimed: " + why_not;
@@ -92,13 +156,24 @@ Json json_of(const Samples& samples) {
           {"capped", samples.capped}};
 }
 
-Status judge(Json& report) {
-  try {
-    for (Json& row : report.at("rows")) judge_row(row);
-  } catch (const Json::exception& error) {
-    return {ErrorCode::kInvalidArgument, error.what()};
+Status check_report(const Json& report) {
+  GDN_RETURN_IF_ERROR(check_fields(report, "", kReportFields));
+  for (size_t r = 0; r < report["rows"].size(); ++r) {
+    const Json& row = report["rows"][r];
+    const std::string row_at = fmt::format("rows[{}].", r);
+    GDN_RETURN_IF_ERROR(check_fields(row, row_at, kRowFields));
+    for (size_t a = 0; a < row["arms"].size(); ++a) {
+      const Json& arm = row["arms"][a];
+      const std::string arm_at = fmt::format("{}arms[{}].", row_at, a);
+      GDN_RETURN_IF_ERROR(check_fields(arm, arm_at, kArmFields));
+      if (has_time(arm)) GDN_RETURN_IF_ERROR(check_groups(arm["groups"], arm_at + "groups"));
+    }
   }
   return Status::ok();
+}
+
+void judge(Json& report) {
+  for (Json& row : report.at("rows")) judge_row(row);
 }
 
 std::string table_of(const Json& report) {

@@ -26,8 +26,10 @@ namespace gdn::cli {
 
 Json json_of(const bench::Samples& samples);
 
-// An error names what is missing or of another type.
-Status judge(Json& report);
+// Is it of the form above? An error names the place, what was expected there and what is there.
+Status check_report(const Json& report);
+// Judges the times of a report of that form.
+void judge(Json& report);
 // Of a judged report.
 std::string table_of(const Json& report);
 // Of a judged report: for each partition with a row per rank its slowest, a line each; or nothing.

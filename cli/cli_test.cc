@@ -312,8 +312,37 @@ TEST_F(CliTest, BenchRefusals) {
   expect_refusal("bench --proxy 'G CP4 S r0'", "expected layout C, Z or D, got 'S'");
   expect_refusal("bench N --shrink 100 --dim 16 -n 1 --against none.so", "none.so");
   expect_refusal("bench --judge none", "none: cannot open");
-  std::ofstream(path("junk")) << "{\"rows\": [{\"arms\": [{\"groups\": 1}]}]}";
-  expect_refusal("bench --judge junk", "junk: ");
+}
+
+TEST_F(CliTest, BenchJudgesOnlyReports) {
+  const auto expect_refused = [&](const std::string& text, const std::string& words) {
+    std::ofstream(path("junk")) << text;
+    expect_refusal("bench --judge junk", "junk: " + words);
+    EXPECT_EQ(gdn("bench --judge junk").err.find("json.exception"), std::string::npos);
+  };
+  expect_refused("", "expected JSON as gdn bench --output writes it, got something else at byte 1");
+  expect_refused("{\"rows\": [", "expected JSON as gdn bench --output writes it");
+  expect_refused("[1]", "report: expected an object, got array");
+  expect_refused("{}", "rows: expected a list, got nothing");
+  expect_refused(R"({"rows": 1})", "rows: expected a list, got number");
+  expect_refused(R"({"rows": [], "protocol": 1})", "protocol: expected a text, got number");
+  const auto row = [](const std::string& arms) {
+    return R"({"rows": [{"shape": "M", "norm": true, "operation": "fwd", "tokens": 1, "arms": )" +
+           arms + "}]}";
+  };
+  expect_refused(R"({"rows": [{"shape": "M"}]})",
+                 "rows[0].norm: expected true or false, got nothing");
+  expect_refused(row("[{}]"), "rows[0].arms[0].name: expected a text, got nothing");
+  expect_refused(row(R"([{"name": "a", "groups": 1}])"),
+                 "rows[0].arms[0].groups: expected a list of lists of times in ms, got number");
+  for (const auto& [groups, got] :
+       {std::pair{"[]", "none"}, std::pair{"[[]]", "an empty one"}, std::pair{"[1]", "number"},
+        std::pair{"[[1, \"2\"]]", "string"}}) {
+    expect_refused(row(fmt::format(R"([{{"name": "a", "groups": {}}}])", groups)),
+                   fmt::format("rows[0].arms[0].groups: expected at least one list of times in ms, "
+                               "none of them empty, got {}",
+                               got));
+  }
 }
 
 TEST_F(CliTest, BenchJudgesTimesFromElsewhere) {

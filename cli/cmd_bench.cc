@@ -511,7 +511,7 @@ class Bench : public Command {
       }
     }
     report_["rows"].push_back(std::move(row));
-    GDN_RETURN_IF_ERROR(judge(report_));
+    judge(report_);
     say(line_of(report_["rows"].back()));
     return Status::ok();
   }
@@ -538,16 +538,20 @@ class Bench : public Command {
   Result<int> judge_file() {
     std::ifstream file(judge_);
     if (!file) return Status{ErrorCode::kIo, fmt::format("{}: cannot open", judge_)};
-    report_ = Json::parse(file, nullptr, false);
-    if (report_.is_discarded()) {
-      return Status{ErrorCode::kInvalidArgument, fmt::format("{}: expected JSON", judge_)};
+    try {
+      report_ = Json::parse(file);
+    } catch (const Json::parse_error& error) {
+      return Status{ErrorCode::kInvalidArgument,
+                    fmt::format("{}: expected JSON as gdn bench --output writes it, got something "
+                                "else at byte {}",
+                                judge_, error.byte)};
     }
-    const Status status = judge(report_);
-    if (!status) {
-      return Status{ErrorCode::kInvalidArgument, fmt::format("{}: {}", judge_, status.message())};
+    if (const Status status = check_report(report_); !status) {
+      return Status{status.code(), fmt::format("{}: {}", judge_, status.message())};
     }
+    judge(report_);
     for (const char* name : {"device", "power_cap", "checked"}) {
-      if (report_.contains(name) && report_[name].is_string()) {
+      if (report_.contains(name)) {
         say(fmt::format("{}: {}", name, report_[name].get<std::string>()));
       }
     }
