@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -28,6 +29,8 @@ using bench::Case;
 using bench::Machine;
 using bench::Operation;
 using bench::Protocol;
+
+constexpr double kLong = 30;  // seconds that are announced
 
 // On hosts, where a call may take seconds and no clock is held down: a smaller default.
 Protocol host_protocol() { return {"host", 1, 2, 1, 5, 0}; }
@@ -316,8 +319,10 @@ class Bench : public Command {
     if (no_check_) return std::string();
     const auto known = sample.failures.find(arm.name);
     if (known != sample.failures.end()) return known->second;
-    const Result<BatchResult> result =
-        job_.many_processes() ? over_ranks(sample, arm) : alone(sample, arm);
+    const Result<BatchResult> result = [&] {
+      const Progress progress("checking " + arm.name);
+      return job_.many_processes() ? over_ranks(sample, arm) : alone(sample, arm);
+    }();
     if (!result) return result.status();
     std::string failed = job_.speaks() ? judge_accuracy(sample, arm, *result) : "";
     if (job_.many_processes()) {  // rank 0's verdict is everybody's
@@ -381,6 +386,7 @@ class Bench : public Command {
     NamedArm named;
     std::unique_ptr<Arm> arm;
     std::string why_not;
+    double first_seconds = 0;  // of its first call, which is not timed
   };
 
   Status time_case(BenchCase& one, const std::vector<Operation>& operations) {
@@ -397,6 +403,9 @@ class Bench : public Command {
     std::vector<Runner> runners;
     GDN_RETURN_IF_ERROR(make_runners(*what, sample, runners));
     say_bytes(one, *what, runners);
+    if (machine_->device().kind == Device::Kind::kCpu) {
+      say_duration(one.name, operations, what->training, runners);
+    }
     for (Operation operation : operations) {
       if (bench::needs_backward(operation) && !what->training) continue;
       GDN_RETURN_IF_ERROR(add_row(one, *what, operation, runners));
@@ -428,10 +437,14 @@ class Bench : public Command {
         runner.why_not = status.message();
       }
       if (runner.why_not.empty()) {  // fills the saved set and the tables that stages start from
+        const Progress progress("first call of " + named.name);
+        const auto start = std::chrono::steady_clock::now();
         GDN_RETURN_IF_ERROR(machine_->complete([&] {
           return runner.arm->call(what.training ? Operation::kForwardBackward
                                                 : Operation::kForward);
         }));
+        runner.first_seconds =
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       }
       runners.push_back(std::move(runner));
     }
@@ -451,6 +464,23 @@ class Bench : public Command {
           static_cast<double>(facts.forward_workspace_bytes) * kib,
           static_cast<double>(facts.backward_workspace_bytes) * kib));
     }
+  }
+
+  // About how long the rows of a case will take, where that is long. Stages are not counted.
+  void say_duration(const std::string& name, const std::vector<Operation>& operations,
+                    bool training, const std::vector<Runner>& runners) {
+    const int calls = 2 * protocol_.runs * protocol_.groups * (protocol_.warm_up + protocol_.timed);
+    double seconds = 0;
+    for (Operation operation : operations) {
+      if (bench::is_stage(operation) || (bench::needs_backward(operation) && !training)) continue;
+      double share = 1;  // of the first call, which was a whole one
+      if (training && operation == Operation::kForward) share = 0.4;
+      if (training && operation == Operation::kCheckpoint) share = 1.4;
+      for (const Runner& runner : runners) seconds += calls * share * runner.first_seconds;
+    }
+    if (seconds < kLong) return;
+    say(fmt::format("{}: its times take about {:.0f} minute{}; fewer --calls or --ops take less",
+                    name, std::max(1.0, seconds / 60), seconds < 90 ? "" : "s"));
   }
 
   Status add_row(const BenchCase& one, const Case& what, Operation operation,
