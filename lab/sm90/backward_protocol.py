@@ -11,22 +11,31 @@ Usage: python lab/sm90/backward_protocol.py [orders to try]
 import random
 import sys
 
-WARP, GROUP, STATE = 32, 128, 256  # threads that arrive
+WARP, GROUP = 32, 128  # threads that arrive
+STATE = GRADIENTS = 2 * GROUP
 
 COUNTS = {
-    "keys_full": 1, "keys_empty": STATE + GROUP + 2 * WARP, "factors_full": WARP,
-    "q_full": 1, "q_empty": STATE + GROUP + WARP,
-    "values_full": 1, "values_empty": STATE + WARP,
-    "d_o_full": 1, "d_o_empty": STATE + WARP,
-    "d_v_full": 1, "d_v_empty": STATE + GROUP + WARP,
-    "dstates_full": 1, "dstates_empty": GROUP + WARP,
-    "states_ready": STATE, "states_empty": STATE + GROUP + WARP,
-    "e_ready": STATE, "e_empty": WARP,
-    "dp_ready": GROUP, "n_ready": GROUP, "squares_empty": STATE + GROUP,
-    "sums_full": STATE + GROUP + WARP, "sums_empty": WARP,
-    "dq_full": STATE, "dq_empty": WARP, "dk_full": GROUP,
+    "keys_full": 1, "keys_empty": STATE + GRADIENTS + 2 * WARP, "factors_full": WARP,
+    "values_full": 1, "values_empty": STATE + GRADIENTS + WARP,
+    "d_o_full": 1, "d_o_empty": 2 * WARP,
+    "d_v_full": 1, "d_v_empty": STATE + GRADIENTS + WARP,
+    "dstates_full": 1, "dstates_read": STATE + GRADIENTS, "dstates_empty": WARP,
+    "states_ready": STATE, "states_empty": STATE + GRADIENTS,
+    "e_ready": STATE, "c_e_empty": GRADIENTS,
+    "squares_ready": STATE + GRADIENTS, "squares_empty": STATE + GRADIENTS,
+    "sums_full": STATE + GRADIENTS, "sums_empty": WARP,
+    "dq_full": STATE, "dk_full": GRADIENTS,
 }  # fmt: skip
 STAGED = {"keys_full", "keys_empty", "factors_full"}  # one per turn
+
+
+# Guesses, in clocks.
+CLOCKS = {
+    "copy": 900, "store": 600, "factors": 200, "sums": 300, "scalars": 500,
+    "image": 350, "K S": 450, "Y, W": 750, "E": 350, "dots, S": 600, "state_dot": 500,
+    "square": 4000, "dO S": 600, "dots": 550, "dP K": 400, "dY S": 600, "E dS": 500,
+    "squares K": 470, "rows": 400,
+}  # fmt: skip
 
 
 class Barrier:
@@ -34,7 +43,8 @@ class Barrier:
         self.count = self.pending = count
         self.phase = 0
 
-    def arrive(self, threads):
+    def arrive(self, threads, phase):
+        assert phase == self.phase, f"arrives for phase {phase} in phase {self.phase}"
         self.pending -= threads
         assert self.pending >= 0, "more arrivals than a phase has"
         if self.pending == 0:
@@ -59,110 +69,150 @@ def arrive(name, turn, threads):
     return ("arrive", name, turn, threads)
 
 
+def work(clocks):
+    return ("work", "", 0, clocks)
+
+
 def fill(turns, by_hand, short):
-    copies = ["keys", "values", "d_v", "dstates", "d_o", "q"]
     for t in range(turns):
-        for name in copies:
+        for name in ("keys", "values", "d_v", "d_o", "dstates"):
             if name == "d_o" and by_hand:
                 continue
             yield empty(name + "_empty", t)
-            yield arrive(name + "_full", t, 1)
+            yield ("copy", name + "_full", t, 1)
 
 
 def factors(turns, by_hand, short):
     for t in range(turns):
         yield full("keys_full", t)
+        yield work(CLOCKS["factors"])
         if not short[t]:
             yield arrive("factors_full", t, WARP)
         if by_hand:
             yield empty("d_o_empty", t)
             yield arrive("d_o_full", t, 1)
-        for name in ("values", "d_v", "d_o", "q"):
+        for name in ("values", "d_v", "d_o"):
             yield full(name + "_full", t)
         if short[t]:
             yield arrive("factors_full", t, WARP)
-        for name in ("values", "d_v", "d_o", "q"):
+        for name in ("values", "d_v", "d_o"):
             yield arrive(name + "_empty", t, WARP)
-        yield full("states_ready", t)
-        yield full("dstates_full", t)
-        for name in ("states_empty", "dstates_empty", "sums_full", "keys_empty"):
-            yield arrive(name, t, WARP)
+        yield arrive("keys_empty", t, WARP)
 
 
 def rows_out(turns, by_hand, short):
     for t in range(turns):
-        yield full("dk_full", t)
-        yield arrive("e_empty", t, WARP)
-        yield full("dq_full", t)
-        yield arrive("dq_empty", t, WARP)
+        for rows, place in (("dq", "d_o"), ("dk", "dstates")):
+            yield full(rows + "_full", t)
+            yield work(CLOCKS["store"])
+            yield arrive(place + "_empty", t, WARP)
 
 
 def scalars(turns, by_hand, short):
     for t in range(turns):
         yield full("keys_full", t)
         yield full("sums_full", t)
+        yield work(CLOCKS["sums"])
         yield arrive("sums_empty", t, WARP)
+        yield work(CLOCKS["scalars"])
         yield arrive("keys_empty", t, WARP)
 
 
-def state(turns, by_hand, short, is_n):
+def state(turns, by_hand, short):
     for t in range(turns):
         yield full("keys_full", t)
         yield full("factors_full", t)
         yield empty("states_empty", t)
+        yield work(CLOCKS["image"])
         yield arrive("states_ready", t, GROUP)
+        yield work(CLOCKS["K S"])
         yield full("values_full", t)
-        yield arrive("values_empty", t, GROUP)
-        yield empty("e_empty", t)
-        yield arrive("e_ready", t, GROUP)
+        yield work(CLOCKS["Y, W"])
+        yield empty("c_e_empty", t)
+        yield work(CLOCKS["E"])
+        for name in ("e_ready", "values_empty"):
+            yield arrive(name, t, GROUP)
         yield full("d_v_full", t)
         yield empty("sums_empty", t)
-        yield empty("squares_empty", t)
-        for name in ("d_o_full", "q_full", "e_ready"):
-            yield full(name, t)
-        yield arrive("n_ready" if is_n else "dp_ready", t, GROUP)
+        yield work(CLOCKS["dots, S"])
         yield arrive("d_v_empty", t, GROUP)
-        for name in ("d_o_empty", "states_empty", "sums_full"):
+        yield full("d_o_full", t)
+        yield full("states_ready", t)
+        yield work(CLOCKS["dO S"])
+        yield arrive("squares_ready", t, GROUP)
+        yield work(CLOCKS["dots"])
+        yield full("dstates_full", t)
+        yield work(CLOCKS["state_dot"])
+        for name in ("states_empty", "dstates_read", "sums_full"):
             yield arrive(name, t, GROUP)
-        yield full("dp_ready", t)
-        for name in ("squares_empty", "keys_empty", "q_empty"):
-            yield arrive(name, t, GROUP)
-        yield empty("dq_empty", t)
+        yield full("squares_ready", t)
+        yield work(CLOCKS["dP K"])
+        yield arrive("squares_empty", t, GROUP)
+        yield work(CLOCKS["rows"])
         yield arrive("dq_full", t, GROUP)
+        yield arrive("keys_empty", t, GROUP)
 
 
 def gradients(turns, by_hand, short):
     for t in range(turns):
-        for name in ("keys_full", "factors_full", "d_v_full", "states_ready"):
+        for name in ("keys_full", "factors_full"):
             yield full(name, t)
+        for name in ("squares_empty", "sums_empty"):
+            yield empty(name, t)
+        for name in ("d_o_full", "d_v_full", "e_ready"):
+            yield full(name, t)
+        yield work(CLOCKS["square"])
+        yield arrive("values_empty", t, GROUP)
+        yield arrive("squares_ready", t, GROUP)
+        yield work(CLOCKS["dY S"])
         yield arrive("d_v_empty", t, GROUP)
         yield arrive("states_empty", t, GROUP)
-        yield empty("sums_empty", t)
-        yield full("e_ready", t)
+        yield work(CLOCKS["dots"])
         yield full("dstates_full", t)
-        yield arrive("dstates_empty", t, GROUP)
-        yield arrive("sums_full", t, GROUP)
-        for name in ("q_full", "dp_ready", "n_ready"):
-            yield full(name, t)
-        for name in ("squares_empty", "q_empty", "dk_full", "keys_empty"):
+        yield work(CLOCKS["E dS"])
+        for name in ("c_e_empty", "dstates_read"):
             yield arrive(name, t, GROUP)
+        yield work(CLOCKS["dots"])
+        yield arrive("sums_full", t, GROUP)
+        yield full("squares_ready", t)
+        yield work(CLOCKS["squares K"])
+        yield arrive("squares_empty", t, GROUP)
+        yield full("dstates_read", t)
+        yield work(CLOCKS["rows"])
+        yield arrive("dk_full", t, GROUP)
+        yield arrive("keys_empty", t, GROUP)
+
+
+def make_roles(*args):
+    return {
+        "fill": fill(*args), "factors": factors(*args), "rows out": rows_out(*args),
+        "scalars": scalars(*args), "state 0": state(*args), "state 1": state(*args),
+        "gradients 0": gradients(*args), "gradients 1": gradients(*args),
+    }  # fmt: skip
+
+
+def stage_of(name, turn):
+    return turn % 2 if name in STAGED else 0
+
+
+def phase_of(name, turn):
+    return turn // 2 if name in STAGED else turn
+
+
+def make_barriers():
+    return {
+        (name, stage): Barrier(count)
+        for name, count in COUNTS.items()
+        for stage in ((0, 1) if name in STAGED else (0,))
+    }
 
 
 def play(seed, turns=12):
     """What every role waits for when none can go on; empty if all ended."""
     rng = random.Random(seed)
     by_hand = seed % 2 == 1  # d_o is copied by a warp
-    short = [rng.random() < 0.3 for _ in range(turns)]
-    args = (turns, by_hand, short)
-    roles = {
-        "fill": fill(*args), "factors": factors(*args), "rows out": rows_out(*args),
-        "scalars": scalars(*args), "state 0": state(*args, is_n=False),
-        "state 1": state(*args, is_n=True), "gradients": gradients(*args),
-    }  # fmt: skip
-    barriers = {}
-    for name, count in COUNTS.items():
-        for stage in (0, 1) if name in STAGED else (0,):
-            barriers[name, stage] = Barrier(count)
+    roles = make_roles(turns, by_hand, [rng.random() < 0.3 for _ in range(turns)])
+    barriers = make_barriers()
     at = {role: next(steps) for role, steps in roles.items()}
     speed = dict.fromkeys(roles, 1.0)
     step = 0
@@ -172,19 +222,64 @@ def play(seed, turns=12):
             speed = {role: rng.choice([0.01, 1, 1, 1]) for role in roles}
         ready = []
         for role, (kind, name, turn, value) in at.items():
-            barrier = barriers[name, turn % 2 if name in STAGED else 0]
-            if kind == "arrive" or barrier.passed(value):
-                ready.append((role, kind, barrier, value))
+            barrier = barriers.get((name, stage_of(name, turn)))
+            if kind != "wait" or barrier.passed(value):
+                ready.append((role, kind, barrier, value, phase_of(name, turn)))
         if not ready:
             return {role: name for role, (_, name, _, _) in at.items()}
-        role, kind, barrier, value = rng.choices(ready, [speed[r[0]] for r in ready])[0]
-        if kind == "arrive":
-            barrier.arrive(value)
+        role, kind, barrier, value, phase = rng.choices(ready, [speed[r[0]] for r in ready])[0]
+        if kind in ("arrive", "copy"):
+            barrier.arrive(value, phase)
         try:
             at[role] = next(roles[role])
         except StopIteration:
             del at[role]
     return {}
+
+
+def clocks_per_chunk(turns=60):
+    """Of a model with the times of CLOCKS, and how long each role works and waits for what."""
+    roles = make_roles(turns, False, [False] * turns)
+    barriers = make_barriers()
+    events = [(0, i, role) for i, role in enumerate(roles)]  # when a role goes on
+    waiting = {}
+    waited = {}
+    copies = []
+    now = 0
+    while events or copies:
+        events.sort()
+        copies.sort()
+        if copies and (not events or copies[0][0] <= events[0][0]):
+            now, name, turn = copies.pop(0)
+            barriers[name, stage_of(name, turn)].arrive(1, phase_of(name, turn))
+        else:
+            now, i, role = events.pop(0)
+            try:
+                kind, name, turn, value = next(roles[role])
+            except StopIteration:
+                continue
+            if kind == "work":
+                events.append((now + value, i, role))
+                continue
+            if kind == "copy":
+                copies.append((now + CLOCKS["copy"], name, turn))
+                events.append((now + 20, i, role))
+                continue
+            if kind == "arrive":
+                barriers[name, stage_of(name, turn)].arrive(value, phase_of(name, turn))
+                events.append((now, i, role))
+            else:
+                waiting[role] = (i, name, turn, value, now)
+        for role, (i, name, turn, value, since) in list(waiting.items()):
+            if barriers[name, stage_of(name, turn)].passed(value):
+                del waiting[role]
+                key = (role, name)
+                waited[key] = waited.get(key, 0) + now - since
+                events.append((now + 20, i, role))
+    for (role, name), total in sorted(waited.items(), key=lambda x: -x[1]):
+        if total > 100 * turns and role in ("state 0", "gradients 0"):
+            print(f"  {role} waits {total / turns:.0f} clocks a chunk for {name}")
+    return now / turns
 
 
 def main():
@@ -193,6 +288,7 @@ def main():
     for seed, where in list(stuck.items())[:3]:
         print(f"order {seed} ends with everyone waiting: {where}")
     print(f"{orders - len(stuck)} of {orders} orders ended")
+    print(f"{clocks_per_chunk():.0f} clocks a chunk, by the guesses above")
     sys.exit(1 if stuck else 0)
 
 

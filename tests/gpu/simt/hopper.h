@@ -38,12 +38,16 @@ inline uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
   return bf16_pair(std::fma(cuda::bf16_half(a, 0), cuda::bf16_half(b, 0), cuda::bf16_half(c, 0)),
                    std::fma(cuda::bf16_half(a, 1), cuda::bf16_half(b, 1), cuda::bf16_half(c, 1)));
 }
+inline uint32_t fms_bf16(uint32_t a, uint32_t b, uint32_t c) {
+  return fma_bf16(a, b, c ^ 0x80008000u);
+}
 
 template <typename T>
 T forget_value(T x) {
   return x;
 }
 inline int fresh_thread_index() { return static_cast<int>(simt::thread_index().x); }
+inline bool elect_one() { return simt::thread_index().x % 32 == 0; }
 
 // ---- mbarrier: its 64 bits
 struct BarrierWord {
@@ -192,6 +196,9 @@ inline void tensor_add(const CUtensorMap* map, const void* src, int c0, int c1, 
       std::memcpy(to, &sum, 2);
     });
   });
+}
+inline void global_add_bf16(uint4* to, uint4 x) {
+  *to = {add_bf16(to->x, x.x), add_bf16(to->y, x.y), add_bf16(to->z, x.z), add_bf16(to->w, x.w)};
 }
 inline void bulk_store_wait() { simt::await_stores(); }
 inline void bulk_store_complete() { simt::await_stores(); }

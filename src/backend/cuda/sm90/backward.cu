@@ -6,7 +6,7 @@
 namespace gdn::sm90 {
 namespace {
 
-__global__ void __launch_bounds__(kWalkThreads, 1)
+__global__ void __launch_bounds__(kBackwardThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams params) {
   GDN_SHARED_BYTES(raw_shared, 1024);
   backward_block(params, *reinterpret_cast<BackwardShared*>(raw_shared));
@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
 
 Status launch_backward(const BackwardParams& params, int blocks, Stream stream) {
   const cuda::LaunchShape shape{.blocks = blocks,
-                                .threads = kWalkThreads,
+                                .threads = kBackwardThreads,
                                 .shared_bytes = sizeof(BackwardShared),
                                 .cooperative = blocks > 1};
   return cuda::launch("k_backward_sm90", backward_kernel, shape, stream, params);

@@ -10,12 +10,14 @@
 // the normalised row, so its gradient is sum - r^2 x (x . sum). docs/math.md has dg and dbeta =
 // U . E, E . (f U) over f, E still in fp32.
 //
-// Warpgroups: 0 copies and sums (warp 0 fills, 1 makes factors, 2 adds to dq and dk, 3 writes dg
-// and dbeta), 1 and 2 state (64 rows of V each; then 1 makes dP, 2 N; then each half of dq), 3 dk.
-// 512 threads, one block per SM; registers 40 + 2 * 168 + 136 = 512 = 65,536 / 128.
+// Warpgroups: 0 copies and sums (warp 0 fills, 1 makes factors and <dS, S>, 2 adds to dq and dk, 3
+// writes dg and dbeta), 1 and 2 state (64 rows of V each), 3 and 4 gradients: 3 makes dP and 4 N,
+// by one code, then each a half of K of dq and of dk, by one code.
+// 640 threads, one block per SM. A launch of 640 has 96 registers a thread, 480 a lane of the five
+// warpgroups: 40 + 2 * 136 + 2 * 80 = 472.
 //
-// A chunk: S's image (states_ready) -> E (e_ready) -> dP, N (dp_ready, n_ready) -> dq in 1 and 2;
-// beside it 3 makes dY S^T, then E dS^T, then the rest of dk.
+// A chunk: S's image (states_ready) -> E (e_ready) -> dP, N (squares_ready) -> dq -> dk. The state
+// warpgroups step on when dY S^T is done, with the next chunk's S.
 //
 // dq and dk are sums over the G value heads of a group, whose blocks walk the same pieces: block 0
 // stores its rows (bf16), every other one adds its own in L2 when the block before it has. So the
@@ -24,13 +26,14 @@
 // Code: a multiprocessor holds 32 KB of it, and what does not fit is read again for every chunk, at
 // 128 bytes a clock for up to 18 multiprocessors. So loops are kept rolled, and roles share code.
 //
-// Buffers are single but k, each loaded as soon as its last reader of the chunk before is done. The
-// next chunk's are prefetched to L2. Shared, KiB: k 2 x 16, S 32, dS 32, q, V, d_o, d_v, E, rows
-// out 16 each, W, dP, N 8 each, sums and factors 9 = 225.
+// Each buffer is loaded as soon as its last reader of the chunk before is done; the next chunk's
+// rows are prefetched to L2. What is made of a chunk takes the place of what has been read: beta Y
+// and E that of V, rows of dq that of d_o, rows of dk that of dS. Shared, KiB: k and q 2 x 16 each,
+// S 32, dS 32, V, c E, d_o, d_v 16 each, W, dP, N 8 each, sums and factors 11 = 227.
 #pragma once
 
 #include "backend/cuda/sm90/backward_copies.cuh"
-#include "backend/cuda/sm90/backward_gradients.cuh"
+#include "backend/cuda/sm90/backward_squares.cuh"
 #include "backend/cuda/sm90/backward_state.cuh"
 
 namespace gdn::sm90 {
@@ -39,7 +42,9 @@ __device__ __forceinline__ void backward_block(const BackwardParams& p, Backward
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   init_barriers(s);
+  if (threadIdx.x == 0) s.walk = Walk(p.walk);
   clear_tile(s.w);
+  clear_tile(s.dp);
   fence_async_proxy();
   __syncthreads();
   if (warpgroup == 0) {
@@ -53,12 +58,12 @@ __device__ __forceinline__ void backward_block(const BackwardParams& p, Backward
     } else {
       write_scalars(p, s);
     }
-  } else if (warpgroup == 3) {
-    registers_increase<136>();
-    run_gradients(p, s);
-  } else {
-    registers_increase<168>();
+  } else if (warpgroup < 3) {
+    registers_increase<144>();
     run_state(p, s, warpgroup - 1);
+  } else {
+    registers_decrease<72>();
+    run_gradients(p, s, warpgroup - 3);
   }
 }
 

@@ -1,4 +1,4 @@
-// Warpgroup 0 of k_backward: copies in, factors, dk and dq out, dg and dbeta.
+// Warpgroup 0 of k_backward: copies in, factors, dq and dk out, dg and dbeta.
 #pragma once
 
 #include "backend/cuda/common/scalars.cuh"
@@ -11,21 +11,23 @@ namespace gdn::sm90 {
 __device__ __forceinline__ void fill_chunks(const BackwardParams& params, BackwardShared& s) {
   const WalkParams& p = params.walk;
   const int lane = threadIdx.x;
+  const bool one = elect_one();
   const uint64_t once = evict_first_policy();
-  for_chunks(p, [&](const ChunkAt& at) {
+  for_chunks(p, s.walk, [&](const ChunkAt& at) {
     const int stage = at.stage();
     const int64_t value = at.record * p.heads_v + at.value_head;
     const uint32_t again = at.parity() ^ 1;
     const bf16* dstates = p.states + value * 4 * kTileElements;
-    if (lane == 0) {
+    if (one) {
       barrier_wait(&s.keys_empty[stage], at.stage_parity() ^ 1);
       uint64_t* full = &s.keys_full[stage];
-      barrier_expect_bytes(full, 2 * kTileBytes + 2 * kVectorBytes);
+      barrier_expect_bytes(full, 4 * kTileBytes + 2 * kVectorBytes);
       tensor_load(s.k[stage], &p.k, full, 0, at.row, 0, at.key_head);
       bulk_load(s.vectors[stage].gate, p.gates + value * 2 * kChunkTokens, kVectorBytes, full);
       bulk_load(s.vectors[stage].rq,
                 p.norms + (at.record * p.heads_k + at.key_head) * 2 * kChunkTokens, kVectorBytes,
                 full);
+      tensor_load(s.q[stage], &p.q, full, 0, at.row, 0, at.key_head);
 
       barrier_wait(&s.values_empty, again);
       barrier_expect_bytes(&s.values_full, 2 * kTileBytes + kRecordElements * sizeof(bf16));
@@ -33,31 +35,29 @@ __device__ __forceinline__ void fill_chunks(const BackwardParams& params, Backwa
     }
     __syncwarp();
     load_w(s.w, p.tiles + value * kRecordElements, &s.values_full, lane);
-    if (lane != 0) return;
+    if (!one) return;
     barrier_wait(&s.d_v_empty, again);
     barrier_expect_bytes(&s.d_v_full, 2 * kTileBytes);
     tensor_load(s.d_v, &params.d_v_map, &s.d_v_full, 0, at.row, 0, at.value_head, once);
-    barrier_wait(&s.dstates_empty, again);
-    barrier_expect_bytes(&s.dstates_full, 4 * kTileBytes);
-    bulk_load(s.dstates, dstates, 4 * kTileBytes, &s.dstates_full, once);
     if (params.d_o.rows) {
       barrier_wait(&s.d_o_empty, again);
       barrier_expect_bytes(&s.d_o_full, 2 * kTileBytes);
       tensor_load(s.d_o, &params.d_o_map, &s.d_o_full, 0, at.row, 0, at.value_head, once);
     }
-    barrier_wait(&s.q_empty, again);
-    barrier_expect_bytes(&s.q_full, 2 * kTileBytes);
-    tensor_load(s.q, &p.q, &s.q_full, 0, at.row, 0, at.key_head);
+    barrier_wait(&s.dstates_empty, again);
+    barrier_expect_bytes(&s.dstates_full, 4 * kTileBytes);
+    bulk_load(s.dstates, dstates, 4 * kTileBytes, &s.dstates_full, once);
     if (!at.last) {
       const int next = at.row + kChunkTokens;
       bulk_prefetch(dstates + p.heads_v * 4 * kTileElements, 4 * kTileBytes);
+      tensor_prefetch(&p.v, 0, next, 0, at.value_head);
       tensor_prefetch(&params.d_v_map, 0, next, 0, at.value_head);
       if (params.d_o.rows) tensor_prefetch(&params.d_o_map, 0, next, 0, at.value_head);
     }
   });
 }
 
-// ---- Warp 1: factors, zeros in the rows past a short chunk, what is rare, and <dS, S>
+// ---- Warp 1: factors, zeros in the rows past a short chunk, and what is rare
 // Element (t, x) of two tiles [64 tokens][64].
 __device__ __forceinline__ bf16* tile_element(bf16 (&tiles)[2][kTileElements], int t, int x) {
   return reinterpret_cast<bf16*>(reinterpret_cast<uint8_t*>(tiles[x / 64]) +
@@ -93,36 +93,9 @@ __device__ __forceinline__ void finish_d_v(const cuda::ElementView& to, Backward
   }
 }
 
-// <dS, S>. Both images have the same order; releases both.
-__device__ __forceinline__ float state_dot(BackwardShared& s, const ChunkAt& at, int lane) {
-  barrier_wait(&s.states_ready, at.parity());
-  barrier_wait(&s.dstates_full, at.parity());
-  const auto* x = reinterpret_cast<const uint4*>(s.states) + lane;
-  const auto* y = reinterpret_cast<const uint4*>(s.dstates) + lane;
-  float sums[4] = {};
-  const auto add = [&](uint32_t a, uint32_t b, int i) {
-    sums[i] += cuda::bf16_low(a) * cuda::bf16_low(b);
-    sums[i] += cuda::bf16_high(a) * cuda::bf16_high(b);
-  };
-#pragma unroll 2
-  for (int i = 0; i < kDim * kDim / 8; i += 32) {
-    const uint4 a = x[i], b = y[i];
-    add(a.x, b.x, 0);
-    add(a.y, b.y, 1);
-    add(a.z, b.z, 2);
-    add(a.w, b.w, 3);
-  }
-  barrier_arrive(&s.states_empty);
-  barrier_arrive(&s.dstates_empty);
-  float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-#pragma unroll
-  for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
-  return sum;
-}
-
 __device__ __forceinline__ void make_factors(const BackwardParams& p, BackwardShared& s) {
   const int lane = threadIdx.x % 32;
-  for_chunks(p.walk, [&](const ChunkAt& at) {
+  for_chunks(p.walk, s.walk, [&](const ChunkAt& at) {
     const int stage = at.stage();
     const uint32_t parity = at.parity();
     BackwardVectors& vectors = s.vectors[stage];
@@ -132,12 +105,9 @@ __device__ __forceinline__ void make_factors(const BackwardParams& p, BackwardSh
     for (int x = 0; x < 2; ++x) {
       const int t = 2 * lane + x;
       const float gate = vectors.gate[t], rk = vectors.rk[t], beta = vectors.beta[t];
-      auto* inner = reinterpret_cast<float*>(&vectors.inner[lane]) + x;
-      inner[0] = exp2_approx(gate) * rk;
-      inner[2] = beta;
+      vectors.a[t] = exp2_approx(gate) * rk;
       vectors.key[t] = rk * beta;
       vectors.c[t] = exp2_approx(vectors.gate[kChunkTokens - 1] - gate) * rk * beta;
-      vectors.column[t] = exp2_approx(vectors.gate[t | 15] - gate) * rk * beta;
       rare |= d_v_factor(beta) != 1.0f;
     }
     rare = __any_sync(0xffffffffu, rare);
@@ -149,25 +119,17 @@ __device__ __forceinline__ void make_factors(const BackwardParams& p, BackwardSh
       __syncwarp();
       if (lane == 0) barrier_arrive(&s.d_o_full);
     }
-    barrier_wait(&s.values_full, parity);
-    barrier_wait(&s.d_v_full, parity);
-    barrier_wait(&s.d_o_full, parity);
-    barrier_wait(&s.q_full, parity);
+    for (uint64_t* full : {&s.values_full, &s.d_v_full, &s.d_o_full}) barrier_wait(full, parity);
     if (rare) {
       __syncwarp();
       finish_d_v(p.d_v, s, at, lane);
-      for (bf16* tiles : {s.k[stage][0], s.q[0], s.v[0], s.d_v[0], s.d_o[0]}) {
+      for (bf16* tiles : {s.k[stage][0], s.q[stage][0], s.v[0], s.d_v[0], s.d_o[0]}) {
         clear_rows(tiles, 2, at.tokens, lane, 32);
       }
       fence_async_proxy();
       barrier_arrive(&s.factors_full[stage]);
     }
-    for (uint64_t* empty : {&s.values_empty, &s.d_v_empty, &s.d_o_empty, &s.q_empty}) {
-      barrier_arrive(empty);
-    }
-    const float through = state_dot(s, at, lane) * exp2_approx(vectors.gate[kChunkTokens - 1]);
-    if (lane == 0) s.through[stage] = through;
-    barrier_arrive(&s.sums_full);
+    for (uint64_t* read : {&s.values_empty, &s.d_v_empty, &s.d_o_empty}) barrier_arrive(read);
     barrier_arrive(&s.keys_empty[stage]);
   });
 }
@@ -176,7 +138,7 @@ __device__ __forceinline__ void await_counter(const int* counter, int at_least) 
   for (SpinLimit limit; flag_acquire(counter) < at_least; limit.turn(counter)) __nanosleep(64);
 }
 
-// ---- Warp 2: dk and dq out, in the order of the group's blocks
+// ---- Warp 2: dq and dk out, in the order of the group's blocks
 // How many sums block `sub` of a lane group has written; the next block waits for it. The last one
 // has no counter.
 __device__ __forceinline__ int* rows_counter(const BackwardParams& p, int lane_group, int sub) {
@@ -191,40 +153,38 @@ __device__ __forceinline__ void write_short_rows(const cuda::ElementView& to,
 #pragma unroll 1
   for (int i = lane; i < at.tokens * 16; i += 32) {
     const int row = i / 16, piece = i % 16;
-    uint4 x = *reinterpret_cast<const uint4*>(reinterpret_cast<const uint8_t*>(tiles[piece / 8]) +
-                                              row * 128 + (((piece % 8) ^ (row % 8)) * 16));
+    const uint4 x =
+        *reinterpret_cast<const uint4*>(reinterpret_cast<const uint8_t*>(tiles[piece / 8]) +
+                                        row * 128 + (((piece % 8) ^ (row % 8)) * 16));
     auto* out = reinterpret_cast<uint4*>(rows + row * to.token + piece * 8);
     if (add) {
-      const uint4 y = __ldcg(out);
-      const auto sum = [](uint32_t a, uint32_t b) {
-        return pack_bf16(cuda::bf16_low(a) + cuda::bf16_low(b),
-                         cuda::bf16_high(a) + cuda::bf16_high(b));
-      };
-      x = {sum(x.x, y.x), sum(x.y, y.y), sum(x.z, y.z), sum(x.w, y.w)};
+      global_add_bf16(out, x);
+    } else {
+      __stcg(out, x);
     }
-    __stcg(out, x);
   }
 }
 
 __device__ __forceinline__ void write_sums(const BackwardParams& p, BackwardShared& s) {
-  const Walk walk(p.walk);
-  const int lane = threadIdx.x % 32, sub = walk.sub;
-  int* counter = rows_counter(p, walk.lane_group, sub);  // the block before has the one before
-  for_chunks(p.walk, [&](const ChunkAt& at) {
+  const int lane = threadIdx.x % 32, sub = s.walk.sub;
+  // The block before has the counter before.
+  int* counter = rows_counter(p, s.walk.lane_group, sub);
+  for_chunks(p.walk, s.walk, [&](const ChunkAt& at) {
 #pragma unroll 1
-    for (int which = 0; which < 2; ++which) {  // dk, dq: E waits for the first
-      const bool is_dk = which == 0;
+    for (int which = 0; which < 2; ++which) {
+      const bool is_dk = which == 1;
       const int number = 2 * at.turn + which + 1;
       const bool is_short = at.tokens < kChunkTokens;
+      const auto& tiles = is_dk ? s.dstates[0] : s.d_o;
+      if (sub > 0 && lane == 0) {
+        await_counter(counter - 1, number);
+        fence_global_copies();
+      }
+      __syncwarp();
       barrier_wait(is_dk ? &s.dk_full : &s.dq_full, at.parity());
       if (lane == 0) {
-        if (sub > 0) {
-          await_counter(counter - 1, number);
-          fence_global_copies();
-        }
         if (!is_short) {
           const CUtensorMap* map = is_dk ? &p.d_k_map : &p.d_q_map;
-          const auto& tiles = is_dk ? s.e : s.rows;
           if (sub == 0) tensor_store(map, tiles, 0, at.row, 0, at.key_head);
           if (sub > 0) tensor_add(map, tiles, 0, at.row, 0, at.key_head);
           bulk_store_wait();
@@ -232,11 +192,11 @@ __device__ __forceinline__ void write_sums(const BackwardParams& p, BackwardShar
       }
       __syncwarp();
       if (is_short) {
-        write_short_rows(is_dk ? p.d_k : p.d_q, is_dk ? s.e : s.rows, at, sub > 0, lane);
+        write_short_rows(is_dk ? p.d_k : p.d_q, tiles, at, sub > 0, lane);
         __threadfence();
         __syncwarp();
       }
-      barrier_arrive(is_dk ? &s.e_empty : &s.dq_empty);
+      barrier_arrive(is_dk ? &s.dstates_empty : &s.d_o_empty);
       if (sub + 1 < p.walk.group && lane == 0) {
         bulk_store_complete();
         flag_release(counter, number);
@@ -248,17 +208,17 @@ __device__ __forceinline__ void write_sums(const BackwardParams& p, BackwardShar
 // ---- Warp 3: dg and dbeta
 __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardShared& s) {
   const int lane = threadIdx.x % 32;
-  for_chunks(p.walk, [&](const ChunkAt& at) {
+  for_chunks(p.walk, s.walk, [&](const ChunkAt& at) {
     const int stage = at.stage();
     barrier_wait(&s.keys_full[stage], at.stage_parity());
     float g[2];  // early: it comes from memory
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
-      const int t = min(lane + 32 * x, at.tokens - 1);
+      const int t = min(2 * lane + x, at.tokens - 1);
       g[x] = cuda::load_scalar(p.g, at.row + t, at.value_head);
     }
     barrier_wait(&s.sums_full, at.parity());
-    float pairs[2], reads[2], writes[2];
+    float pairs[2], reads[2], writes[2], dots[2];
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
       const int t = 2 * lane + x;
@@ -266,39 +226,40 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
 #pragma unroll
       for (int w = 0; w < 4; ++w) columns += s.pair_columns[0][w][t] + s.pair_columns[1][w][t];
       pairs[x] = s.pair_rows[0][t] + s.pair_rows[1][t] - columns;
-      reads[x] = s.query_dots[0][t] + s.query_dots[1][t] + s.row_dots[0][t];
-      writes[x] = s.row_dots[1][t] - s.row_dots[0][t];
+      const float row = s.row_dots[0][0][t] + s.row_dots[1][0][t];
+      reads[x] = s.query_dots[0][t] + s.query_dots[1][t] + row;
+      writes[x] = s.row_dots[0][1][t] + s.row_dots[1][1][t] - row;
+      dots[x] = 0.0f;
+#pragma unroll
+      for (int w = 0; w < 8; ++w) dots[x] += s.beta_dots[w][t];
     }
-    const float all = s.through[stage];
+    float all = (&s.through[0][0])[lane] + (&s.through[4][0])[lane];
+    barrier_arrive(&s.sums_empty);
+#pragma unroll
+    for (int bit = 1; bit < 32; bit *= 2) all += __shfl_xor_sync(0xffffffffu, all, bit);
+    all *= exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]);
     cuda::sum_from(pairs, lane);
     cuda::sum_from(reads, lane);
     cuda::sum_before(writes, lane);
     if (lane == 0) pairs[0] = 0.0f;  // nothing of the chunk is before its first token
+    float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
-      s.pair_rows[0][2 * lane + x] = pairs[x] + reads[x] + writes[x] + all;
-    }
-    __syncwarp();
-    float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll 1
-    for (int t = lane; t < at.tokens; t += 32) {
+      const int t = 2 * lane + x;
+      if (t >= at.tokens) break;
       const int64_t row = at.row + t;
-      const float beta = s.vectors[stage].beta[t], d_log = s.pair_rows[0][t];
-      float dot = 0.0f;
-#pragma unroll
-      for (int w = 0; w < 8; ++w) dot += s.beta_dots[w][t];
-      const float d_beta = __fdividef(dot, stored_factor(beta));
+      const float beta = s.vectors[stage].beta[t];
+      const float d_log = pairs[x] + reads[x] + writes[x] + all;
+      const float d_beta = __fdividef(dots[x], stored_factor(beta));
       cuda::store_scalar(p.d_beta, row, at.value_head,
                          d_beta * cuda::beta_slope(p.activation, beta));
-      const cuda::Gate gate =
-          cuda::activate_gate(p.activation, t < 32 ? g[0] : g[1], at.value_head);
+      const cuda::Gate gate = cuda::activate_gate(p.activation, g[x], at.value_head);
       const float d_raw = d_log * gate.slope;
       cuda::store_scalar(p.d_g, row, at.value_head, d_raw);
       sum.x += d_log * gate.log_decay;
       sum.y += d_raw;
     }
     __syncwarp();
-    barrier_arrive(&s.sums_empty);
     barrier_arrive(&s.keys_empty[stage]);
     if (p.sums == nullptr) return;
 #pragma unroll

@@ -1,5 +1,4 @@
-// Products of k_backward whose rows are tokens and whose columns are K, whole (acc[64], two tiles)
-// or a half of it (acc[32], one): what dq and dk are made of.
+// Rows of dq and dk of a chunk: tokens by a half of K, made by a warpgroup.
 #pragma once
 
 #include "backend/cuda/common/scans.cuh"
@@ -29,44 +28,38 @@ struct GradientLane {
   }
 };
 
-template <int kCount>
-__device__ __forceinline__ void scale_rows(float (&acc)[kCount], const float (&factor)[2]) {
+__device__ __forceinline__ void scale_rows(float (&acc)[32], const float (&factor)[2]) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) acc[i] *= factor[(i / 2) % 2];
+  for (int i = 0; i < 32; ++i) acc[i] *= factor[(i / 2) % 2];
 }
 
-// Dots of this thread's two rows with the same rows of the tiles from `tiles` on. In fp32: dg takes
-// differences of them.
-template <int kCount>
-__device__ __forceinline__ float2 row_dots(const float (&acc)[kCount], uint32_t tiles,
-                                           const GradientLane& own) {
+// Dots of this warp's rows with the same rows of a tile. In fp32: dg takes differences of them.
+__device__ __forceinline__ void put_row_dots(const float (&acc)[32], uint32_t tile, float* out,
+                                             const GradientLane& own) {
   float dots[2] = {0.0f, 0.0f};
 #pragma unroll
-  for (int kk = 0; kk < kCount / 8; ++kk) {
+  for (int kk = 0; kk < 4; ++kk) {
     uint32_t x[4];
-    ldmatrix_x4(x, own.at(tiles + (kk / 4) * kTileBytes, kk % 4));
+    ldmatrix_x4(x, own.at(tile, kk));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 pair = unpack_bf16(x[i]);
       dots[i % 2] += pair.x * acc[8 * kk + 2 * i] + pair.y * acc[8 * kk + 2 * i + 1];
     }
   }
-  return {cuda::quad_sum(dots[0]), cuda::quad_sum(dots[1])};
-}
-__device__ __forceinline__ void put_row_dots(float2 dots, float* out, const GradientLane& own) {
+  const float first = cuda::quad_sum(dots[0]), second = cuda::quad_sum(dots[1]);
   if (own.lane % 4 != 0) return;
-  out[own.row] = dots.x;
-  out[own.row + 8] = dots.y;
+  out[own.row] = first;
+  out[own.row + 8] = second;
 }
 
-// acc += along x, row by row, x the rows of the tiles from `tiles` on.
-template <int kCount>
-__device__ __forceinline__ void add_rows(float (&acc)[kCount], const float (&along)[2],
-                                         uint32_t tiles, const GradientLane& own) {
+// acc += along x, row by row, x the rows of a tile.
+__device__ __forceinline__ void add_rows(float (&acc)[32], const float (&along)[2], uint32_t tile,
+                                         const GradientLane& own) {
 #pragma unroll
-  for (int kk = 0; kk < kCount / 8; ++kk) {
+  for (int kk = 0; kk < 4; ++kk) {
     uint32_t x[4];
-    ldmatrix_x4(x, own.at(tiles + (kk / 4) * kTileBytes, kk % 4));
+    ldmatrix_x4(x, own.at(tile, kk));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 pair = unpack_bf16(x[i]);
@@ -76,41 +69,143 @@ __device__ __forceinline__ void add_rows(float (&acc)[kCount], const float (&alo
   }
 }
 
-template <int kCount>
-__device__ __forceinline__ void put_rows(const float (&acc)[kCount], uint32_t tiles,
+__device__ __forceinline__ void put_rows(const float (&acc)[32], uint32_t tile,
                                          const GradientLane& own) {
 #pragma unroll
-  for (int kk = 0; kk < kCount / 8; ++kk) {
+  for (int kk = 0; kk < 4; ++kk) {
     const float* x = &acc[8 * kk];
-    stmatrix_x4(own.at(tiles + (kk / 4) * kTileBytes, kk % 4), pack_bf16(x[0], x[1]),
-                pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+    stmatrix_x4(own.at(tile, kk), pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]),
+                pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
   }
 }
 
-// acc = a b: a two tiles [64 tokens][64 of V], b a state image from the first tile of K wanted on.
-// Issued.
-template <int kCount>
-__device__ __forceinline__ void start_with_state(float (&acc)[kCount], uint32_t a, uint32_t b) {
+// acc (+)= a b: a two tiles [64 tokens][64 of V], b a state image's tiles of a half of K. Issued.
+template <bool kAdd>
+__device__ __forceinline__ void start_with_state(float (&acc)[32], uint32_t a, uint32_t b) {
   const Operand rows = operand(a), state = operand(b, kTileBytes);
   wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < 8; ++kk) {
     wgmma_ss<0, 1>(acc, rows.at((kk / 4) * kTileBytes + (kk % 4) * 32),
-                   state.at((kk / 4) * 2 * kTileBytes + (kk % 4) * 2048), kk > 0);
+                   state.at((kk / 4) * 2 * kTileBytes + (kk % 4) * 2048), kAdd || kk > 0);
   }
   wgmma_commit();
 }
 
-// acc += a b or a^T b: a a square tile, b tiles [64 tokens][64 of K]. Issued.
-template <int kTransA, int kCount>
-__device__ __forceinline__ void start_with_square(float (&acc)[kCount],
-                                                  const bf16 (&a)[kTileElements], uint32_t b) {
+// acc += a b or a^T b: a a square tile, b a tile [64 tokens][64 of K]. Issued.
+template <int kTransA>
+__device__ __forceinline__ void start_with_square(float (&acc)[32], const bf16* a, uint32_t b) {
   const Operand square = operand(smem_address(a), kTileBytes), rows = operand(b, kTileBytes);
 #pragma unroll
   for (int kk = 0; kk < 4; ++kk) {
     wgmma_ss<kTransA, 1>(acc, square.at(kk * (kTransA ? 2048 : 32)), rows.at(kk * 2048), true);
   }
   wgmma_commit();
+}
+
+// The rows to a tile; with the norm inside, what they are along x leaves them, r their factors
+// (times `by`). `dots` [half of K] and the named barrier are shared with the warpgroup of the other
+// half.
+__device__ __forceinline__ void finish_rows(float (&acc)[32], uint32_t x, const float* r, float by,
+                                            bool l2norm, float (&dots)[2][kChunkTokens], int half,
+                                            int barrier, bf16* to, const GradientLane& own) {
+  if (l2norm) {
+    // Linear, so it need not wait for the sum over a group.
+    put_row_dots(acc, x, dots[half], own);
+    named_barrier(barrier, 256);
+    float along[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = own.row + 8 * i;
+      const float f = r[row] * by;
+      along[i] = -f * f * (dots[0][row] + dots[1][row]);
+    }
+    add_rows(acc, along, x, own);
+  }
+  put_rows(acc, smem_address(to), own);
+  fence_async_proxy();
+}
+
+// Columns [64 half, 64 half + 64) of dq, before dP K: until then this is all that reads S and d_o.
+__device__ __forceinline__ void begin_dq(float (&acc)[32], BackwardShared& s, int turn, int half,
+                                         const GradientLane& own) {
+  const BackwardVectors& vectors = s.vectors[turn & 1];
+  barrier_wait(&s.d_o_full, turn & 1);
+  barrier_wait(&s.states_ready, turn & 1);
+  start_with_state<false>(acc, smem_address(s.d_o), smem_address(s.states[0][half]));
+  wgmma_wait<0>();
+  settle(acc);
+  barrier_arrive(&s.squares_ready);
+  float f[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = own.row + 8 * i;
+    f[i] = exp2_approx(vectors.gate[row]) * vectors.rq[row];
+  }
+  scale_rows(acc, f);
+  barrier_wait(&s.sums_empty, (turn & 1) ^ 1);
+  put_row_dots(acc, smem_address(s.q[turn & 1][half]), s.query_dots[half], own);
+}
+__device__ __forceinline__ void end_dq(float (&acc)[32], const BackwardParams& p, BackwardShared& s,
+                                       int turn, int half, const GradientLane& own) {
+  const int stage = turn & 1;
+  barrier_wait(&s.squares_ready, turn & 1);
+  wgmma_fence();
+  start_with_square<0>(acc, s.dp, smem_address(s.k[stage][half]));
+  wgmma_wait<0>();
+  settle(acc);
+  barrier_arrive(&s.squares_empty);
+  finish_rows(acc, smem_address(s.q[stage][half]), s.vectors[stage].rq, p.inverse_scale, p.l2norm,
+              s.norm_dots[0], half, 3, s.d_o[half], own);
+  barrier_arrive(&s.dq_full);
+}
+
+// Columns [64 half, 64 half + 64) of dk.
+__device__ __forceinline__ void make_dk(const BackwardParams& p, BackwardShared& s, int turn,
+                                        int half, const GradientLane& own) {
+  const int stage = turn & 1;
+  const uint32_t parity = turn & 1;
+  const BackwardVectors& vectors = s.vectors[stage];
+  const uint32_t k = smem_address(s.k[stage][half]);
+  float acc[32];
+  start_with_state<false>(acc, smem_address(s.d_v), smem_address(s.states[0][half]));
+  wgmma_wait<0>();
+  settle(acc);
+  barrier_arrive(&s.d_v_empty);
+  barrier_arrive(&s.states_empty);
+  {
+    float f[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = own.row + 8 * i;
+      f[i] = -exp2_approx(vectors.gate[row]) * vectors.rk[row] * d_v_factor(vectors.beta[row]);
+    }
+    scale_rows(acc, f);
+  }
+  // Of dY S^T, then of that and E dS^T.
+#pragma unroll 1
+  for (int terms = 0;; ++terms) {
+    put_row_dots(acc, k, s.row_dots[half][terms], own);
+    if (terms == 1) break;
+    barrier_wait(&s.dstates_full, parity);
+    start_with_state<true>(acc, smem_address(s.c_e), smem_address(s.dstates[0][half]));
+    wgmma_wait<0>();
+    settle(acc);
+    barrier_arrive(&s.c_e_empty);
+    barrier_arrive(&s.dstates_read);
+  }
+  barrier_arrive(&s.sums_full);
+  barrier_wait(&s.squares_ready, parity);
+  wgmma_fence();
+  start_with_square<1>(acc, s.dp, smem_address(s.q[stage][half]));
+  start_with_square<0>(acc, s.n, k);
+  wgmma_wait<0>();
+  settle(acc);
+  barrier_arrive(&s.squares_empty);
+  barrier_wait(&s.dstates_read, parity);
+  finish_rows(acc, k, vectors.rk, 1.0f, p.l2norm, s.norm_dots[1], half, 4, s.dstates[0][half], own);
+  barrier_arrive(&s.dk_full);
+  barrier_arrive(&s.keys_empty[stage]);
 }
 
 }  // namespace gdn::sm90

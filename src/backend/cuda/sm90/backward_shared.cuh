@@ -6,54 +6,53 @@
 
 namespace gdn::sm90 {
 
+inline constexpr int kBackwardThreads = 640;
+
 // Per-token numbers of a chunk: as copied in, and made from these.
 struct BackwardVectors {
   float gate[kChunkTokens];
   float beta[kChunkTokens];
   float rq[kChunkTokens];
   float rk[kChunkTokens];
-  float4 inner[kChunkTokens / 2];  // {a_t, a_t+1, beta_t, beta_t+1}
-  float c[kChunkTokens];           // e^{G_C-G_t} beta_t / |k_t|
-  float key[kChunkTokens];         // beta_t / |k_t|
-  float column[kChunkTokens];      // key times e^{G_end of its 16-block - G_t}
+  float a[kChunkTokens];    // e^{G_t} / |k_t|
+  float c[kChunkTokens];    // e^{G_C-G_t} beta_t / |k_t|
+  float key[kChunkTokens];  // beta_t / |k_t|
 };
 
 struct BackwardShared {
   bf16 k[2][2][kTileElements];  // [turn][half of K][64 tokens][64]
-  bf16 q[2][kTileElements];
+  bf16 q[2][2][kTileElements];
   bf16 states[2][2][kTileElements];   // [half of V][tile of K][64 of V][64 of K]: S
-  bf16 dstates[2][2][kTileElements];  // dS
-  bf16 v[2][kTileElements];           // [half of V][64 tokens][64]
-  bf16 d_o[2][kTileElements];
-  bf16 d_v[2][kTileElements];   // rows f U
-  bf16 e[2][kTileElements];     // then rows of dk: [half of K]
-  bf16 rows[2][kTileElements];  // [half of K]: rows of dq
-  bf16 w[kTileElements];        // [i / 8][j / 8][8][8], the blocks j > i stay zero
-  bf16 dp[kTileElements];       // [i][j], zero for j > i
-  bf16 n[kTileElements];        // N + N^T
+  bf16 dstates[2][2][kTileElements];  // dS; then, in its first half, rows of dk: [half of K]
+  bf16 v[2][kTileElements];           // [half of V][64 tokens][64]: V, then E
+  bf16 c_e[2][kTileElements];         // c E
+  bf16 d_o[2][kTileElements];         // then rows of dq: [half of K]
+  bf16 d_v[2][kTileElements];         // rows f U
+  bf16 w[kTileElements];              // [i / 8][j / 8][8][8], the blocks j > i stay zero
+  bf16 dp[kTileElements];             // [i][j]; 16 x 16 blocks j > i stay zero
+  bf16 n[kTileElements];              // N + N^T
   BackwardVectors vectors[2];
-  float row_dots[2][kChunkTokens];    // k . dk of dY S^T; and of E dS^T too
-  float query_dots[2][kChunkTokens];  // q . dq of dO S^T, per half of K
-  float norm_dots[2][kChunkTokens];   // of all of dq
-  float pair_rows[2][kChunkTokens];   // of dP o Q K^T without its diagonal, of N o K K^T
+  float query_dots[2][kChunkTokens];    // per half of K: q . dq of dO S^T
+  float row_dots[2][2][kChunkTokens];   // k . dk of dY S^T; and of E dS^T too
+  float norm_dots[2][2][kChunkTokens];  // of all of dq, of dk
+  float pair_rows[2][kChunkTokens];     // of dP o Q K^T without its diagonal, of N o K K^T
   float pair_columns[2][4][kChunkTokens];
   float beta_dots[8][kChunkTokens];  // per state warp: E . f U
-  float through[2];                  // [turn] <gam_C dS, S>
+  float through[8][8];               // per state warp: parts of <dS, S>
+  Walk walk;
 
-  uint64_t keys_full[2], keys_empty[2];
-  uint64_t factors_full[2];  // what make_factors does; short rows are zero
-  uint64_t q_full, q_empty;
-  uint64_t values_full, values_empty;  // V, W
-  uint64_t d_o_full, d_o_empty;
+  uint64_t keys_full[2], keys_empty[2];  // k, q, vectors
+  uint64_t factors_full[2];              // what make_factors does; short rows are zero
+  uint64_t values_full, values_empty;    // V, W; empty: E has been read
+  uint64_t d_o_full, d_o_empty;          // empty: rows of dq have left
   uint64_t d_v_full, d_v_empty;
-  uint64_t dstates_full, dstates_empty;
+  uint64_t dstates_full, dstates_read;  // read: as dS
+  uint64_t dstates_empty;               // rows of dk have left
   uint64_t states_ready, states_empty;
-  uint64_t e_ready, e_empty;  // empty: rows of dk have left
-  uint64_t dp_ready, n_ready;
-  uint64_t squares_empty;          // dP and N have been read
-  uint64_t sums_full, sums_empty;  // row_dots, pair_*, beta_dots
-  uint64_t dq_full, dq_empty;      // rows
-  uint64_t dk_full;                // rows, in E
+  uint64_t e_ready, c_e_empty;            // E and c E
+  uint64_t squares_ready, squares_empty;  // dP and N; ready: d_o has been read too
+  uint64_t sums_full, sums_empty;         // *_dots, pair_*, through
+  uint64_t dq_full, dk_full;              // rows
 };
 static_assert(sizeof(BackwardShared) <= 227 * 1024);
 
@@ -62,32 +61,30 @@ __device__ __forceinline__ void init_barriers(BackwardShared& s) {
   // Every thread arrives, for what it has written or read itself. Who waits for a phase must also
   // be waited for before the next one can complete, or it takes that for an older one and waits on:
   // lab/sm90/backward_protocol.py plays the roles in random order to check that.
-  constexpr uint32_t kWarp = 32, kGroup = 128, kState = 256;
+  constexpr uint32_t kWarp = 32, kState = 256, kGradients = 256;
   for (int i = 0; i < 2; ++i) {
     barrier_init(&s.keys_full[i], 1);
-    barrier_init(&s.keys_empty[i], kState + kGroup + 2 * kWarp);
+    barrier_init(&s.keys_empty[i], kState + kGradients + 2 * kWarp);
     barrier_init(&s.factors_full[i], kWarp);
   }
-  for (uint64_t* full : {&s.q_full, &s.values_full, &s.d_o_full, &s.d_v_full, &s.dstates_full}) {
+  for (uint64_t* full : {&s.values_full, &s.d_o_full, &s.d_v_full, &s.dstates_full}) {
     barrier_init(full, 1);
   }
-  barrier_init(&s.q_empty, kState + kGroup + kWarp);
-  barrier_init(&s.values_empty, kState + kWarp);
-  barrier_init(&s.d_o_empty, kState + kWarp);
-  barrier_init(&s.d_v_empty, kState + kGroup + kWarp);
-  barrier_init(&s.dstates_empty, kGroup + kWarp);
+  barrier_init(&s.values_empty, kState + kGradients + kWarp);
+  barrier_init(&s.d_o_empty, 2 * kWarp);
+  barrier_init(&s.d_v_empty, kState + kGradients + kWarp);
+  barrier_init(&s.dstates_read, kState + kGradients);
+  barrier_init(&s.dstates_empty, kWarp);
   barrier_init(&s.states_ready, kState);
-  barrier_init(&s.states_empty, kState + kGroup + kWarp);
+  barrier_init(&s.states_empty, kState + kGradients);
   barrier_init(&s.e_ready, kState);
-  barrier_init(&s.e_empty, kWarp);
-  barrier_init(&s.dp_ready, kGroup);
-  barrier_init(&s.n_ready, kGroup);
-  barrier_init(&s.squares_empty, kState + kGroup);
-  barrier_init(&s.sums_full, kState + kGroup + kWarp);
+  barrier_init(&s.c_e_empty, kGradients);
+  barrier_init(&s.squares_ready, kState + kGradients);
+  barrier_init(&s.squares_empty, kState + kGradients);
+  barrier_init(&s.sums_full, kState + kGradients);
   barrier_init(&s.sums_empty, kWarp);
   barrier_init(&s.dq_full, kState);
-  barrier_init(&s.dq_empty, kWarp);
-  barrier_init(&s.dk_full, kGroup);
+  barrier_init(&s.dk_full, kGradients);
   barrier_init_fence();
 }
 
@@ -107,8 +104,7 @@ struct ChunkAt {
 
 // Calls visit(ChunkAt) for every chunk of the block.
 template <typename Visit>
-__device__ __forceinline__ void for_chunks(const WalkParams& p, Visit&& visit) {
-  const Walk walk(p);
+__device__ __forceinline__ void for_chunks(const WalkParams& p, const Walk& walk, Visit&& visit) {
   ChunkAt at{};
   for (int index = walk.begin; index < walk.end; ++index) {
     const WalkPiece* piece = p.pieces + index;

@@ -1,7 +1,7 @@
-// Warpgroups 1 and 2 of k_backward: S and E of every chunk, then dP or N, then a half of dq.
+// Warpgroups 1 and 2 of k_backward: S and E of every chunk, the dots for dbeta, then a half of dq.
 #pragma once
 
-#include "backend/cuda/sm90/backward_squares.cuh"
+#include "backend/cuda/sm90/backward_rows.cuh"
 
 namespace gdn::sm90 {
 
@@ -9,45 +9,139 @@ namespace gdn::sm90 {
 // tile [64 tokens][64 of V].
 __device__ __forceinline__ void put_beta_dots(const float (&e)[32], const bf16* tile, float* out,
                                               const StateLane& own) {
-  uint32_t x[16];
-  load_transposed(x, tile, own);
   float products[16];
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float2 x0 = unpack_bf16(x[2 * j]), x1 = unpack_bf16(x[2 * j + 1]);
-    products[2 * j] = x0.x * e[4 * j] + x1.x * e[4 * j + 2];
-    products[2 * j + 1] = x0.y * e[4 * j + 1] + x1.y * e[4 * j + 3];
+  for (int j = 0; j < 4; ++j) {  // 16 tokens
+    uint32_t x[4];
+    ldmatrix_x4_trans(x, tile_address(smem_address(tile), 16 * j + own.token, own.column));
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float2 x0 = unpack_bf16(x[2 * h]), x1 = unpack_bf16(x[2 * h + 1]);
+      const float* at = &e[8 * j + 4 * h];
+      products[4 * j + 2 * h] = x0.x * at[0] + x1.x * at[2];
+      products[4 * j + 2 * h + 1] = x0.y * at[1] + x1.y * at[3];
+    }
   }
   int token;
   const float2 sums = sum_rows(products, own.lane, token);
   *reinterpret_cast<float2*>(out + token) = sums;
 }
 
+// This warp's part of <dS, S>, as eight sums: both images have the same order. A product of two
+// bf16 is a bf16 and another one that is left, exactly; a product with ones sums them in fp32.
+__device__ __forceinline__ void put_state_dot(const BackwardShared& s, float* out,
+                                              const StateLane& own) {
+  const int first = 128 * own.half + own.thread;
+  const auto* x = reinterpret_cast<const uint4*>(s.states) + first;
+  const auto* y = reinterpret_cast<const uint4*>(s.dstates) + first;
+  constexpr uint32_t kOnes = 0x3f803f80;
+  float sums[2][4] = {};
+#pragma unroll 2
+  for (int i = 0; i < kDim * kDim / 8; i += 256) {
+    const uint4 a = x[i], b = y[i];
+    const uint32_t high[4] = {mul_bf16(a.x, b.x), mul_bf16(a.y, b.y), mul_bf16(a.z, b.z),
+                              mul_bf16(a.w, b.w)};
+    mma_bf16(sums[0], high, kOnes, kOnes);
+    mma_bf16(sums[1],
+             {fms_bf16(a.x, b.x, high[0]), fms_bf16(a.y, b.y, high[1]), fms_bf16(a.z, b.z, high[2]),
+              fms_bf16(a.w, b.w, high[3])},
+             kOnes, kOnes);
+  }
+  // Rows lane / 4 and that + 8 of the fragments, the same in every lane of a quad.
+  const float sum = (sums[0][0] + sums[0][2]) + (sums[1][0] + sums[1][2]);
+  if (own.lane % 4 == 0) out[own.lane / 4] = sum;
+}
+
+// State^T to its image, and times the chunk's decay.
+__device__ __forceinline__ void put_and_decay(float (&state)[64], float decay,
+                                              bf16 (&image)[2][kTileElements],
+                                              const StateLane& own) {
+  const int row = 16 * (own.thread / 32) + own.lane % 16;
+#pragma unroll
+  for (int kk = 0; kk < 8; ++kk) {
+    float* x = &state[8 * kk];
+    stmatrix_x4(tile_address(smem_address(image[kk / 4]), row, 16 * (kk % 4) + 8 * (own.lane / 16)),
+                pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
+                pack_bf16(x[6], x[7]));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] *= decay;
+  }
+}
+
+// y = V^T - a y, V a tile [64 tokens][64 of V]; b: beta y as operand.
+__device__ __forceinline__ void make_y(float (&y)[32], uint32_t (&b)[16], const bf16* values,
+                                       const BackwardVectors& vectors, const StateLane& own) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {  // 16 tokens
+    uint32_t x[4];
+    ldmatrix_x4_trans(x, tile_address(smem_address(values), 16 * j + own.token, own.column));
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int t = 16 * j + 8 * h + 2 * own.pair;
+      const float2 a = *reinterpret_cast<const float2*>(&vectors.a[t]);
+      const float2 beta = *reinterpret_cast<const float2*>(&vectors.beta[t]);
+      const float2 v0 = unpack_bf16(x[2 * h]), v1 = unpack_bf16(x[2 * h + 1]);
+      float* at = &y[8 * j + 4 * h];
+      at[0] = v0.x - a.x * at[0];
+      at[1] = v0.y - a.y * at[1];
+      at[2] = v1.x - a.x * at[2];
+      at[3] = v1.y - a.y * at[3];
+      b[4 * j + 2 * h] = pack_bf16(beta.x * at[0], beta.y * at[1]);
+      b[4 * j + 2 * h + 1] = pack_bf16(beta.x * at[2], beta.y * at[3]);
+    }
+  }
+}
+
+// E in the place of V, and c E, which is also left as operand.
+__device__ __forceinline__ void put_e(const float (&e)[32], uint32_t (&weighted)[16], bf16* tile,
+                                      bf16* weighted_tile, const float* c, const StateLane& own) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const float* x = &e[8 * j];
+    uint32_t* w = &weighted[4 * j];
+    const float2 c0 = *reinterpret_cast<const float2*>(&c[16 * j + 2 * own.pair]);
+    const float2 c1 = *reinterpret_cast<const float2*>(&c[16 * j + 8 + 2 * own.pair]);
+    w[0] = pack_bf16(c0.x * x[0], c0.y * x[1]);
+    w[1] = pack_bf16(c0.x * x[2], c0.y * x[3]);
+    w[2] = pack_bf16(c1.x * x[4], c1.y * x[5]);
+    w[3] = pack_bf16(c1.x * x[6], c1.y * x[7]);
+    const uint32_t block = tile_address(0, 16 * j + own.token, own.column);
+    stmatrix_x4_trans(smem_address(tile) + block, pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]),
+                      pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+    stmatrix_x4_trans(smem_address(weighted_tile) + block, w[0], w[1], w[2], w[3]);
+  }
+}
+
 // S to the next chunk's, E, and the dots for dbeta.
 __device__ __forceinline__ void step_state(float (&state)[64], float decay, BackwardShared& s,
                                            int turn, const StateLane& own) {
-  const int stage = turn & 1;
+  const int stage = turn & 1, half = own.half;
   const uint32_t parity = turn & 1;
   const BackwardVectors& vectors = s.vectors[stage];
   float y[32];
+  barrier_wait(&s.states_empty, parity ^ 1);
+  put_and_decay(state, decay, s.states[half], own);
+  fence_async_proxy();
+  named_barrier(1 + half, 128);
+  barrier_arrive(&s.states_ready);
   {
-    uint32_t a[32];
-    pack_state(a, state);
-#pragma unroll
-    for (int i = 0; i < 64; ++i) state[i] *= decay;
+    // From the image, so that the state and one product fit in registers.
+    const Operand image = operand(smem_address(s.states[half]));
+    const Operand k = operand(smem_address(s.k[stage]));
     wgmma_fence();
-    start_state_product(y, a, s.k[stage]);
-    barrier_wait(&s.states_empty, parity ^ 1);
-    put_state(a, s.states[own.half], own);
-    fence_async_proxy();
-    barrier_arrive(&s.states_ready);
+#pragma unroll
+    for (int kk = 0; kk < 8; ++kk) {
+      const uint32_t step = (kk / 4) * kTileBytes + (kk % 4) * 32;
+      wgmma_ss<0, 0>(y, image.at(step), k.at(step), kk > 0);
+    }
+    wgmma_commit();
     wgmma_wait<0>();
     settle(y);
   }
   barrier_wait(&s.values_full, parity);
   {
     uint32_t b[16];
-    make_y(y, b, s.v[own.half], vectors.inner, true, own);
+    make_y(y, b, s.v[half], vectors, own);
     const Operand w = plain_operand(smem_address(s.w), 128, 1024);
     wgmma_fence();
 #pragma unroll
@@ -55,80 +149,29 @@ __device__ __forceinline__ void step_state(float (&state)[64], float decay, Back
       wgmma_rs<0>(y, b[4 * kk], b[4 * kk + 1], b[4 * kk + 2], b[4 * kk + 3], w.at(kk * 256), true);
     }
     wgmma_commit();
+    wgmma_wait<0>();
+    settle(y);
   }
-  wgmma_wait<0>();
-  settle(y);
-  barrier_arrive(&s.values_empty);
+  barrier_wait(&s.c_e_empty, parity ^ 1);
   uint32_t weighted[16];
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float2 c = *reinterpret_cast<const float2*>(&vectors.c[8 * j + 2 * own.pair]);
-    const float* e = &y[4 * j];
-    weighted[2 * j] = pack_bf16(c.x * e[0], c.y * e[1]);
-    weighted[2 * j + 1] = pack_bf16(c.x * e[2], c.y * e[3]);
-  }
-  wgmma_fence();
-  start_state_update(state, weighted, s.k[stage]);
-  barrier_wait(&s.e_empty, parity ^ 1);
-  put_transposed(y, s.e[own.half], own);
+  put_e(y, weighted, s.v[half], s.c_e[half], vectors.c, own);
   fence_async_proxy();
   barrier_arrive(&s.e_ready);
+  barrier_arrive(&s.values_empty);
+  wgmma_fence();
+  start_state_update(state, weighted, s.k[stage]);
   barrier_wait(&s.d_v_full, parity);
   barrier_wait(&s.sums_empty, parity ^ 1);
-  put_beta_dots(y, s.d_v[own.half], s.beta_dots[4 * own.half + own.thread / 32], own);
+  put_beta_dots(y, s.d_v[half], s.beta_dots[4 * half + own.thread / 32], own);
+  barrier_arrive(&s.d_v_empty);
   wgmma_wait<0>();
   settle(state);
-}
-
-// Columns [64 half, 64 half + 64) of dq.
-__device__ __forceinline__ void make_dq(const BackwardParams& p, BackwardShared& s, int turn,
-                                        int half, const GradientLane& own) {
-  const int stage = turn & 1;
-  const uint32_t parity = turn & 1;
-  const BackwardVectors& vectors = s.vectors[stage];
-  const uint32_t q = smem_address(s.q[half]);
-  float acc[32];
-  start_with_state(acc, smem_address(s.d_o), smem_address(s.states[0][half]));
-  wgmma_wait<0>();
-  settle(acc);
-  barrier_arrive(&s.d_o_empty);
-  barrier_arrive(&s.states_empty);
-  const float r[2] = {vectors.rq[own.row], vectors.rq[own.row + 8]};
-  scale_rows(acc, {exp2_approx(vectors.gate[own.row]) * r[0],
-                   exp2_approx(vectors.gate[own.row + 8]) * r[1]});
-  put_row_dots(row_dots(acc, q, own), s.query_dots[half], own);
-  barrier_arrive(&s.sums_full);
-  barrier_wait(&s.dp_ready, parity);
-  wgmma_fence();
-  start_with_square<0>(acc, s.dp, smem_address(s.k[stage][half]));
-  wgmma_wait<0>();
-  settle(acc);
-  barrier_arrive(&s.squares_empty);
-  barrier_arrive(&s.keys_empty[stage]);
-  if (p.l2norm) {
-    // Linear, so it need not wait for the sum over a group.
-    put_row_dots(row_dots(acc, q, own), s.norm_dots[half], own);
-    named_barrier(3, 256);
-    float along[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = own.row + 8 * i;
-      const float by = r[i] * p.inverse_scale;
-      along[i] = -by * by * (s.norm_dots[0][row] + s.norm_dots[1][row]);
-    }
-    add_rows(acc, along, q, own);
-  }
-  barrier_arrive(&s.q_empty);
-  barrier_wait(&s.dq_empty, parity ^ 1);
-  put_rows(acc, smem_address(s.rows[half]), own);
-  fence_async_proxy();
-  barrier_arrive(&s.dq_full);
 }
 
 __device__ __forceinline__ void run_state(const BackwardParams& params, BackwardShared& s,
                                           int half) {
   const WalkParams& p = params.walk;
-  const Walk walk(p);
+  const Walk& walk = s.walk;
   const StateLane own(half);
   int turn = 0;
   float state[64];
@@ -142,8 +185,13 @@ __device__ __forceinline__ void run_state(const BackwardParams& params, Backward
       barrier_wait(&s.factors_full[stage], (turn >> 1) & 1);
       step_state(state, exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]), s, turn, own);
       const GradientLane rows(fresh_thread());
-      make_square(s, turn, half == 1, rows);
-      make_dq(params, s, turn, half, rows);
+      float acc[32];
+      begin_dq(acc, s, turn, half, rows);
+      barrier_wait(&s.dstates_full, turn & 1);
+      put_state_dot(s, s.through[4 * half + own.thread / 32], own);
+      for (uint64_t* done : {&s.states_empty, &s.dstates_read, &s.sums_full}) barrier_arrive(done);
+      end_dq(acc, params, s, turn, half, rows);
+      barrier_arrive(&s.keys_empty[stage]);
     }
     leave_state(state, p, *piece, walk.sub, half, own.thread);
   }

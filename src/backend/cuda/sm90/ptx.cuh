@@ -47,6 +47,10 @@ __device__ __forceinline__ uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c)
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
   return sum;
 }
+// a b - c
+__device__ __forceinline__ uint32_t fms_bf16(uint32_t a, uint32_t b, uint32_t c) {
+  return fma_bf16(a, b, c ^ 0x80008000u);
+}
 
 // x, as if its value were not known: what is made from it is made again here, which costs fewer
 // instructions than the registers to keep it from an earlier use.
@@ -66,6 +70,14 @@ __device__ __forceinline__ int fresh_thread_index() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
   return index;
+}
+
+// True in one lane of the warp, the same one every time; the compiler knows that it is one.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t elected;
+  asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p; }"
+               : "=r"(elected));
+  return elected != 0;
 }
 
 // ---- mbarrier ---------------------------------------------------------------------------------
@@ -103,10 +115,10 @@ __device__ __forceinline__ void barrier_wait(uint64_t* bar, uint32_t parity) {
   uint32_t done = 0;
   for (SpinLimit limit; !done; limit.turn(bar)) {
     asm volatile(
-        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3; "
         "selp.b32 %0, 1, 0, p; }"
         : "=r"(done)
-        : "r"(address), "r"(parity)
+        : "r"(address), "r"(parity), "r"(10000000)
         : "memory");
   }
 }
@@ -196,6 +208,13 @@ __device__ __forceinline__ void tensor_add(const CUtensorMap* map, const void* s
       "r"(smem_address(src)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Adds eight bf16 to those in global memory, rounding to bf16. Who orders such additions orders
+// their sum.
+__device__ __forceinline__ void global_add_bf16(uint4* to, uint4 x) {
+  asm volatile("red.relaxed.gpu.global.add.noftz.v4.bf16x2 [%0], {%1, %2, %3, %4};" ::"l"(to),
+               "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
 }
 // Between this thread's ordinary accesses to global memory and its copies, either way round.
 __device__ __forceinline__ void fence_global_copies() {
