@@ -43,14 +43,14 @@ struct Segment {
 // contiguous slab and no message needs packing.
 enum class Table : uint8_t {
   kNone,
-  kMap,         // [HV][map slots][K, K]      M of segments
-  kPart,        // [HV][slots][K, V]          forward: B (exit slots); backward: C (entry slots)
-  kBoundary,    // [HV][slots][K, V]          forward: S_in (entry slots); backward: dS_out (exit)
-  kSend,        // [HV][send elements]        this rank's records, one per unit
-  kReceived,    // per source rank [heads][its send elements]
-  kReceivedMap, // backward only: kReceived of the forward, where the M of the units are
-  kReturnSend,  // per destination rank [my heads][its return elements]; all-to-all only
-  kReturned,    // [HV][return elements]      boundary states of this rank's units
+  kMap,          // [HV][map slots][K, K]      M of segments
+  kPart,         // [HV][slots][K, V]          forward: B (exit slots); backward: C (entry slots)
+  kBoundary,     // [HV][slots][K, V]          forward: S_in (entry slots); backward: dS_out (exit)
+  kSend,         // [HV][send elements]        this rank's records, one per unit
+  kReceived,     // per source rank [heads][its send elements]
+  kReceivedMap,  // backward only: kReceived of the forward, where the M of the units are
+  kReturnSend,   // per destination rank [my heads][its return elements]; all-to-all only
+  kReturned,     // [HV][return elements]      boundary states of this rank's units
 };
 inline constexpr int kNumTables = 9;
 
@@ -122,11 +122,11 @@ struct ExchangePass {
 
 // ---- Plan -------------------------------------------------------------------------------------
 struct PlanOptions {
-  int64_t heads_v = 1;  // HV
-  int64_t dim_k = 128;  // K
-  int64_t dim_v = 128;  // V
-  int64_t workers = 1;  // SMs or threads that should all have work
-  int64_t heads_qk = 0;  // H, for backends that keep a group's walks together; 0: HV
+  int64_t heads_v = 1;              // HV
+  int64_t dim_k = 128;              // K
+  int64_t dim_v = 128;              // V
+  int64_t workers = 1;              // SMs or threads that should all have work
+  int64_t heads_qk = 0;             // H, for backends that keep a group's walks together; 0: HV
   int64_t segments_per_worker = 2;  // how many to aim for where documents are cut at all,
   int64_t segment_chunks = 32;      // and the fewest chunks of each
   // 0: segments and units as is fastest. > 0, a multiple of kChunk: the W-independent mode. Every
@@ -145,10 +145,19 @@ struct PlanOptions {
   bool operator==(const PlanOptions&) const = default;
 };
 
+// PlanOptions::segment_chunks of a backend whose walks are one per head and segment. A pack of
+// `pack_chunks` gives every worker pack_chunks heads_v / workers of them, and a document no longer
+// than that does not hold such a pack up: it is left whole. Where sixteen such documents would not
+// fill the device, one's own time counts: in pieces of 11 chunks summaries and runs take as long as
+// 22, and on an H200 their folds as long as 10 more.
+int64_t segment_chunks_of_heads(int64_t heads_v, int64_t workers, int64_t pack_chunks,
+                                int64_t least = 32);
+
 // PlanOptions::segment_chunks over ranks, of a backend that takes `of_one_rank` for a whole pack. A
-// rank holds a W-th of the pack, and a chain longer than its mean load holds it up: so much shorter
-// may segments be. Not under 64 chunks: each cut adds steps to the folds on both sides of the
-// exchange, 28 us each on an H200, where 64 chunks are walked in 0.14 ms forward, 0.53 backward.
+// rank holds a W-th of the pack, and a chain longer than its mean load holds it up, which summaries
+// and folds come before: so much shorter, and a fifth more, may segments be. Not under 64 chunks:
+// each cut adds steps to the folds on both sides of the exchange, 10 to 20 us each on an H200,
+// where 64 chunks are walked in 0.14 ms forward, 0.53 backward.
 int64_t segment_chunks_over(int world_size, int64_t of_one_rank);
 
 // Rows of a rank's tables.
@@ -185,8 +194,8 @@ struct Plan {
 
   std::vector<Segment> segments;
   std::vector<int64_t> empty_documents;  // rank 0 only: final_state = initial_state there
-  std::string segment_reason;  // why they are cut as they are, one sentence
-  PlanCounts counts;           // of this packing
+  std::string segment_reason;            // why they are cut as they are, one sentence
+  PlanCounts counts;                     // of this packing
   // What memory, strides of tables and launches are made for: `counts`, or with a capacity the most
   // of any packing within it.
   PlanCounts capacity;

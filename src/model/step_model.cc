@@ -21,27 +21,26 @@ const std::vector<DeviceRates>& all_rates() {
       {.name = "cuda-portable",
        .forward = {10, 17, 31, 3.8, 6.1},
        .backward = {10, 112, 77, 8.4, 8.1},
-       .fold_us = 28,
+       .fold_us = 8,
+       .fold_head_us = 0.27,
        .copy_gb_s = 4250,
        .workers = 132,
        .segments_per_worker = 2,
        .segment_chunks = 32},
-      // 2026-11-30, the backward of commit 571f7eb: prepare, reverse states, gradients. even_ns:
-      // prepare, 0.114 ms at M, in both passes. walk_ns forward: run is 0.433 ms at M, 17.6, and G,
-      // H and I take 5 % more of it. walk_ns backward: reverse states and gradients of M, 0.575 +
-      // 1.45 ms, are 82.1; whole backwards of M, H and I, less prepare, are 85 to 87, launches
-      // included. chain_us: N, 50 chunks a walk, 0.126 ms forward and 0.494
-      // backward, of which launches and prepare are 9 and 14 us. summary_chain_us: a walk without
+      // 2026-11-30, the backward of five warpgroups. even_ns: prepare, 0.114 ms at M, in both
+      // passes. walk_ns forward: run is 0.40 ms at M, 16.4, and D, G, H and I take a tenth more of
+      // it. walk_ns backward: reverse states and gradients of M, 0.575 + 1.35 ms, are 78; whole
+      // backwards of M, H, I and D, less prepare, are 81 to 87, launches included. chain_us: N, 16
+      // chunks a walk, 0.033 ms forward and 0.137 backward. summary_chain_us: a walk without
       // outputs, from where what comes before has decayed by e^-17. Of the model gates' 48 heads
-      // the slowest takes 60 chunks to that, all take 7 in the mean: its walk is the time, and 1.4
-      // us a chunk fits H, I, and M over two ranks. Folds: a step is a product per head, 28 us at M
-      // as above, and 15 fits N over two ranks.
+      // the slowest takes 60 chunks to that, all take 7 in the mean: its walk is the time. Folds: a
+      // step takes 4.5 us at N; the rest is what launches of summary and fold cost there.
       {.name = "cuda-sm90a",
-       .forward = {5, 4.6, 18.4, 2.3, 0, 1.4},
-       .backward = {10, 4.6, 84.5, 9.6, 0, 1.4},
+       .forward = {5, 4.6, 18.2, 2.4, 0, 1.5},
+       .backward = {10, 4.6, 83, 9.2, 0, 1.8},
        .forget_chunks = 60,
-       .fold_us = 13,
-       .fold_head_us = 0.3,
+       .fold_us = 8,
+       .fold_head_us = 0.27,
        .copy_gb_s = 4250,
        .workers = 132,
        .segments_per_worker = 1,
@@ -60,7 +59,10 @@ PlanOptions plan_options(const Shape& shape, int64_t heads_v, int world_size,
   options.heads_qk = std::min(shape.heads_qk, heads_v);
   options.segments_per_worker = rates.segments_per_worker;
   options.segment_chunks = segment_chunks_over(
-      world_size, std::max(rates.segment_chunks, rates.pack_chunks * heads_v / rates.workers));
+      world_size, rates.pack_chunks == 0
+                      ? rates.segment_chunks
+                      : segment_chunks_of_heads(heads_v, rates.workers, rates.pack_chunks,
+                                                rates.segment_chunks));
   return options;
 }
 

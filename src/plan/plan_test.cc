@@ -203,7 +203,7 @@ TEST(Plan, FoldsCoverEveryHeadOnce) {
 
 TEST(Plan, SegmentsOfManyRanksAreShorter) {
   EXPECT_EQ(segment_chunks_over(1, 163), 163);
-  EXPECT_EQ(segment_chunks_over(2, 163), 81);
+  EXPECT_EQ(segment_chunks_over(2, 163), 65);
   EXPECT_EQ(segment_chunks_over(8, 163), 64);
   EXPECT_EQ(segment_chunks_over(1, 32), 32);
   EXPECT_EQ(segment_chunks_over(8, 32), 32);

@@ -78,9 +78,17 @@ std::string reason(const Plan& plan, int64_t fragments) {
 
 }  // namespace
 
+int64_t segment_chunks_of_heads(int64_t heads_v, int64_t workers, int64_t pack_chunks,
+                                int64_t least) {
+  constexpr int64_t kFewHeads = 11;
+  if (16 * heads_v <= workers) return std::min(least, kFewHeads);
+  return std::max(least, pack_chunks * heads_v / workers);
+}
+
 int64_t segment_chunks_over(int world_size, int64_t of_one_rank) {
   constexpr int64_t kLeast = 64;
-  return std::max(std::min(of_one_rank, kLeast), of_one_rank / world_size);
+  if (world_size == 1) return of_one_rank;
+  return std::max(std::min(of_one_rank, kLeast), 4 * of_one_rank / (5 * world_size));
 }
 
 int64_t most_pieces(bool inside, const PlanOptions& options) {

@@ -27,10 +27,7 @@ using cuda::at;
 constexpr int kCapability = 90;
 constexpr int kSharedBytes = 227 * 1024;  // what a walk's block uses, nearly
 
-// A pack of 28,672 tokens, 448 chunks, gives every multiprocessor 448 HV / 132 of them; a chain no
-// longer than that does not hold such a pack up, so it is left whole.
-constexpr int64_t kPackChunks = 448;
-constexpr int64_t kLeastChunks = 32;
+constexpr int64_t kPackChunks = 448;  // 28,672 tokens
 
 // Elements between tokens, also where there is but one.
 int64_t token_stride(const TensorView& view) {
@@ -140,7 +137,7 @@ class CudaSm90Backend final : public Backend {
   int64_t workers() const override { return cuda_portable_backend().workers(); }
   int64_t segments_per_worker() const override { return 1; }
   int64_t segment_chunks(int64_t heads_v) const override {
-    return std::max(kLeastChunks, kPackChunks * heads_v / workers());
+    return segment_chunks_of_heads(heads_v, workers(), kPackChunks);
   }
 
   int64_t prepared_bytes(const Problem& problem, const Plan& plan) const override {
