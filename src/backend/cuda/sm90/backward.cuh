@@ -4,20 +4,21 @@
 //   Y = V - a (K S)       E = Y + W (beta Y)       S <- gam_C S + K^T (c E)       as in walk.cuh
 //   dP = rq_i rk_j beta_j e^{G_i-G_j} (dO E^T)_ij, j <= i
 //   N  = -rk_i rk_j beta_j e^{G_i-G_j} (dY E^T)_ij, j < i
-//   dk = -(gam / |k|) (dY S^T) + (c E) dS^T + dP^T Q + (N + N^T) K            c = e^{G_C-G} beta /
-//   |k| dq = d (dO S^T) + dP K                                                  d = gam scale / |q|
+//   dq = d (dO S^T) + dP K                                                      d = gam scale / |q|
+//   dk = -(gam / |k|) (dY S^T) + (c E) dS^T + dP^T Q + (N + N^T) K    c = e^{G_C-G} beta / |k|
 // rq = scale / |q|, rk = 1 / |k|: with raw q and k as operands the sums are r times the gradient of
-// the normalised row, so its gradient is sum - r^2 x (x . sum). docs/math.md has dg and dbeta =
-// U . E, E . (f U) over f, E still in fp32.
+// the normalised row, so its gradient is sum - r^2 x (x . sum). docs/math.md has dg, and dbeta as
+// U . E; here it is E . (f U) over f, E still in fp32.
 //
-// Warpgroups: 0 copies and sums (warp 0 fills, 1 makes factors and <dS, S>, 2 adds to dq and dk, 3
-// writes dg and dbeta), 1 and 2 state (64 rows of V each), 3 and 4 gradients: 3 makes dP and 4 N,
-// by one code, then each a half of K of dq and of dk, by one code.
+// Warpgroups: 0 copies and sums (warp 0 fills, 1 makes factors, 2 adds to dq and dk, 3 writes dg
+// and dbeta), 1 and 2 state (64 rows of V each, then a half of K of dq, and <dS, S>), 3 and 4
+// gradients (3 makes dP and 4 N, by one code, then each a half of K of dk).
 // 640 threads, one block per SM. A launch of 640 has 96 registers a thread, 480 a lane of the five
-// warpgroups: 40 + 2 * 136 + 2 * 80 = 472.
+// warpgroups: 40 + 2 * 144 + 2 * 72 = 472.
 //
-// A chunk: S's image (states_ready) -> E (e_ready) -> dP, N (squares_ready) -> dq -> dk. The state
-// warpgroups step on when dY S^T is done, with the next chunk's S.
+// A chunk: S's image (states_ready) -> E (e_ready) -> dP, N (squares_ready) -> rows of dq, of dk.
+// dO S^T and <dS, S> come before dP is needed; the next chunk's S takes the place of the image when
+// dY S^T is done too.
 //
 // dq and dk are sums over the G value heads of a group, whose blocks walk the same pieces: block 0
 // stores its rows (bf16), every other one adds its own in L2 when the block before it has. So the
@@ -27,9 +28,9 @@
 // 128 bytes a clock for up to 18 multiprocessors. So loops are kept rolled, and roles share code.
 //
 // Each buffer is loaded as soon as its last reader of the chunk before is done; the next chunk's
-// rows are prefetched to L2. What is made of a chunk takes the place of what has been read: beta Y
-// and E that of V, rows of dq that of d_o, rows of dk that of dS. Shared, KiB: k and q 2 x 16 each,
-// S 32, dS 32, V, c E, d_o, d_v 16 each, W, dP, N 8 each, sums and factors 11 = 227.
+// rows are prefetched to L2. What is made of a chunk takes the place of what has been read: E that
+// of V, rows of dq that of d_o, rows of dk that of dS. Shared, KiB: k and q 2 x 16 each, S 32, dS
+// 32, V, c E, d_o, d_v 16 each, W, dP, N 8 each, sums and factors 11 = 227.
 #pragma once
 
 #include "backend/cuda/sm90/backward_copies.cuh"
