@@ -30,7 +30,7 @@ const std::vector<DeviceRates>& all_rates() {
       // 2026-11-30, the backward of five warpgroups. even_ns: prepare, 0.114 ms at M, in both
       // passes. walk_ns forward: run is 0.40 ms at M, 16.4, and D, G, H and I take a tenth more of
       // it. walk_ns backward: reverse states and gradients of M, 0.575 + 1.35 ms, are 78; whole
-      // backwards of M, H, I and D, less prepare, are 81 to 87, launches included. chain_us: N, 16
+      // backwards of M, H, I and D, less prepare, are 81 to 87, launches included. chain_us: N, 13
       // chunks a walk, 0.033 ms forward and 0.137 backward. summary_chain_us: a walk without
       // outputs, from where what comes before has decayed by e^-17. Of the model gates' 48 heads
       // the slowest takes 60 chunks to that, all take 7 in the mean: its walk is the time. Folds: a
