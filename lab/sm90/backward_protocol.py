@@ -15,7 +15,7 @@ WARP, GROUP = 32, 128  # threads that arrive
 STATE = GRADIENTS = 2 * GROUP
 
 COUNTS = {
-    "keys_full": 1, "keys_empty": STATE + GRADIENTS + 2 * WARP, "factors_full": WARP,
+    "keys_full": 1, "q_full": 1, "before_full": 1, "before_read": STATE, "keys_empty": STATE + GRADIENTS + 2 * WARP, "factors_full": WARP,
     "values_full": 1, "values_empty": STATE + GRADIENTS + WARP,
     "d_o_full": 1, "d_o_empty": 2 * WARP,
     "d_v_full": 1, "d_v_empty": STATE + GRADIENTS + WARP,
@@ -26,7 +26,7 @@ COUNTS = {
     "sums_full": STATE + GRADIENTS, "sums_empty": WARP,
     "dq_full": STATE, "dk_full": GRADIENTS,
 }  # fmt: skip
-STAGED = {"keys_full", "keys_empty", "factors_full"}  # one per turn
+STAGED = {"keys_full", "keys_empty", "factors_full", "q_full"}  # one per turn
 
 
 # Guesses, in clocks.
@@ -75,10 +75,10 @@ def work(clocks):
 
 def fill(turns, by_hand, short):
     for t in range(turns):
-        for name in ("keys", "values", "d_v", "d_o", "dstates"):
+        for name in ("keys", "values", "d_v", "q", "d_o", "dstates"):
             if name == "d_o" and by_hand:
                 continue
-            yield empty(name + "_empty", t)
+            yield empty("before_read" if name == "q" else name + "_empty", t)
             yield ("copy", name + "_full", t, 1)
 
 
@@ -91,13 +91,16 @@ def factors(turns, by_hand, short):
         if by_hand:
             yield empty("d_o_empty", t)
             yield arrive("d_o_full", t, 1)
-        for name in ("values", "d_v", "d_o"):
+        for name in ("values", "d_v", "d_o", "q"):
             yield full(name + "_full", t)
         if short[t]:
             yield arrive("factors_full", t, WARP)
         for name in ("values", "d_v", "d_o"):
             yield arrive(name + "_empty", t, WARP)
         yield arrive("keys_empty", t, WARP)
+        # Of a block that others of its group come before.
+        yield empty("keys_empty", t + 1)
+        yield ("copy", "before_full", t, 1)
 
 
 def rows_out(turns, by_hand, short):
@@ -111,11 +114,11 @@ def rows_out(turns, by_hand, short):
 def scalars(turns, by_hand, short):
     for t in range(turns):
         yield full("keys_full", t)
+        yield arrive("keys_empty", t, WARP)
         yield full("sums_full", t)
         yield work(CLOCKS["sums"])
         yield arrive("sums_empty", t, WARP)
         yield work(CLOCKS["scalars"])
-        yield arrive("keys_empty", t, WARP)
 
 
 def state(turns, by_hand, short):
@@ -136,6 +139,7 @@ def state(turns, by_hand, short):
         yield empty("sums_empty", t)
         yield work(CLOCKS["dots, S"])
         yield arrive("d_v_empty", t, GROUP)
+        yield full("q_full", t)
         yield full("d_o_full", t)
         yield full("states_ready", t)
         yield work(CLOCKS["dO S"])
@@ -148,6 +152,8 @@ def state(turns, by_hand, short):
         yield full("squares_ready", t)
         yield work(CLOCKS["dP K"])
         yield arrive("squares_empty", t, GROUP)
+        yield full("before_full", t)
+        yield arrive("before_read", t, GROUP)
         yield work(CLOCKS["rows"])
         yield arrive("dq_full", t, GROUP)
         yield arrive("keys_empty", t, GROUP)
@@ -155,7 +161,7 @@ def state(turns, by_hand, short):
 
 def gradients(turns, by_hand, short):
     for t in range(turns):
-        for name in ("keys_full", "factors_full"):
+        for name in ("keys_full", "factors_full", "q_full"):
             yield full(name, t)
         for name in ("squares_empty", "sums_empty"):
             yield empty(name, t)

@@ -10,19 +10,20 @@
 // the normalised row, so its gradient is sum - r^2 x (x . sum). docs/math.md has dg, and dbeta as
 // U . E; here it is E . (f U) over f, E still in fp32.
 //
-// Warpgroups: 0 copies and sums (warp 0 fills, 1 makes factors, 2 adds to dq and dk, 3 writes dg
+// Warpgroups: 0 copies and sums (warp 0 fills, 1 makes factors, 2 sends dq and dk out, 3 writes dg
 // and dbeta), 1 and 2 state (64 rows of V each, then a half of K of dq, and <dS, S>), 3 and 4
 // gradients (3 makes dP and 4 N, by one code, then each a half of K of dk).
 // 640 threads, one block per SM. A launch of 640 has 96 registers a thread, 480 a lane of the five
-// warpgroups: 40 + 2 * 144 + 2 * 72 = 472.
+// warpgroups: 48 + 2 * 144 + 2 * 72.
 //
 // A chunk: S's image (states_ready) -> E (e_ready) -> dP, N (squares_ready) -> rows of dq, of dk.
 // dO S^T and <dS, S> come before dP is needed; the next chunk's S takes the place of the image when
 // dY S^T is done too.
 //
 // dq and dk are sums over the G value heads of a group, whose blocks walk the same pieces: block 0
-// stores its rows (bf16), every other one adds its own in L2 when the block before it has. So the
-// order of the sum is fixed, and no block waits for a later one.
+// stores its rows (bf16), every other one adds its own when the block before it has: those of dk in
+// L2, those of dq in fp32 to what it loads, since dq takes more of the roundings. So the order of
+// the sum is fixed, and no block waits for a later one.
 //
 // Code: a multiprocessor holds 32 KB of it, and what does not fit is read again for every chunk, at
 // 128 bytes a clock for up to 18 multiprocessors. So loops are kept rolled, and roles share code.
@@ -49,7 +50,7 @@ __device__ __forceinline__ void backward_block(const BackwardParams& p, Backward
   fence_async_proxy();
   __syncthreads();
   if (warpgroup == 0) {
-    registers_decrease<40>();
+    registers_decrease<48>();
     if (warp == 0) {
       fill_chunks(p, s);
     } else if (warp == 1) {

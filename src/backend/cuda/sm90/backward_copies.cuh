@@ -21,13 +21,12 @@ __device__ __forceinline__ void fill_chunks(const BackwardParams& params, Backwa
     if (one) {
       barrier_wait(&s.keys_empty[stage], at.stage_parity() ^ 1);
       uint64_t* full = &s.keys_full[stage];
-      barrier_expect_bytes(full, 4 * kTileBytes + 2 * kVectorBytes);
+      barrier_expect_bytes(full, 2 * kTileBytes + 2 * kVectorBytes);
       tensor_load(s.k[stage], &p.k, full, 0, at.row, 0, at.key_head);
       bulk_load(s.vectors[stage].gate, p.gates + value * 2 * kChunkTokens, kVectorBytes, full);
       bulk_load(s.vectors[stage].rq,
                 p.norms + (at.record * p.heads_k + at.key_head) * 2 * kChunkTokens, kVectorBytes,
                 full);
-      tensor_load(s.q[stage], &p.q, full, 0, at.row, 0, at.key_head);
 
       barrier_wait(&s.values_empty, again);
       barrier_expect_bytes(&s.values_full, 2 * kTileBytes + kRecordElements * sizeof(bf16));
@@ -39,6 +38,10 @@ __device__ __forceinline__ void fill_chunks(const BackwardParams& params, Backwa
     barrier_wait(&s.d_v_empty, again);
     barrier_expect_bytes(&s.d_v_full, 2 * kTileBytes);
     tensor_load(s.d_v, &params.d_v_map, &s.d_v_full, 0, at.row, 0, at.value_head, once);
+    // The place holds rows of dq until the turn before has added them to its own.
+    barrier_wait(&s.before_read, again);
+    barrier_expect_bytes(&s.q_full[stage], 2 * kTileBytes);
+    tensor_load(s.q[stage], &p.q, &s.q_full[stage], 0, at.row, 0, at.key_head);
     if (params.d_o.rows) {
       barrier_wait(&s.d_o_empty, again);
       barrier_expect_bytes(&s.d_o_full, 2 * kTileBytes);
@@ -50,6 +53,7 @@ __device__ __forceinline__ void fill_chunks(const BackwardParams& params, Backwa
     if (!at.last) {
       const int next = at.row + kChunkTokens;
       bulk_prefetch(dstates + p.heads_v * 4 * kTileElements, 4 * kTileBytes);
+      if (s.walk.sub == 0) tensor_prefetch(&p.q, 0, next, 0, at.key_head);
       tensor_prefetch(&p.v, 0, next, 0, at.value_head);
       tensor_prefetch(&params.d_v_map, 0, next, 0, at.value_head);
       if (params.d_o.rows) tensor_prefetch(&params.d_o_map, 0, next, 0, at.value_head);
@@ -93,6 +97,27 @@ __device__ __forceinline__ void finish_d_v(const cuda::ElementView& to, Backward
   }
 }
 
+__device__ __forceinline__ void await_counter(const int* counter, int at_least) {
+  for (SpinLimit limit; flag_acquire(counter) < at_least; limit.turn(counter)) __nanosleep(64);
+}
+
+// How many sums block `sub` of a lane group has written; the next block waits for it. The last one
+// has no counter.
+__device__ __forceinline__ int* rows_counter(const BackwardParams& p, int lane_group, int sub) {
+  return p.row_counters + lane_group * (p.walk.group - 1) + sub;
+}
+
+// Rows of dq that the heads before have summed, to where q of the next turn will be.
+__device__ __forceinline__ void load_rows_before(const BackwardParams& p, BackwardShared& s,
+                                                 const ChunkAt& at) {
+  await_counter(rows_counter(p, s.walk.lane_group, s.walk.sub - 1), 2 * at.turn + 1);
+  fence_global_copies();
+  const int next = at.turn + 1;
+  barrier_wait(&s.keys_empty[next & 1], ((next >> 1) & 1) ^ 1);
+  barrier_expect_bytes(&s.before_full, 2 * kTileBytes);
+  tensor_load(s.q[next & 1], &p.rows_map[0], &s.before_full, 0, at.row, 0, at.key_head);
+}
+
 __device__ __forceinline__ void make_factors(const BackwardParams& p, BackwardShared& s) {
   const int lane = threadIdx.x % 32;
   for_chunks(p.walk, s.walk, [&](const ChunkAt& at) {
@@ -120,6 +145,7 @@ __device__ __forceinline__ void make_factors(const BackwardParams& p, BackwardSh
       if (lane == 0) barrier_arrive(&s.d_o_full);
     }
     for (uint64_t* full : {&s.values_full, &s.d_v_full, &s.d_o_full}) barrier_wait(full, parity);
+    barrier_wait(&s.q_full[stage], at.stage_parity());
     if (rare) {
       __syncwarp();
       finish_d_v(p.d_v, s, at, lane);
@@ -131,20 +157,12 @@ __device__ __forceinline__ void make_factors(const BackwardParams& p, BackwardSh
     }
     for (uint64_t* read : {&s.values_empty, &s.d_v_empty, &s.d_o_empty}) barrier_arrive(read);
     barrier_arrive(&s.keys_empty[stage]);
+    if (s.walk.sub > 0 && lane == 0) load_rows_before(p, s, at);
+    __syncwarp();
   });
 }
 
-__device__ __forceinline__ void await_counter(const int* counter, int at_least) {
-  for (SpinLimit limit; flag_acquire(counter) < at_least; limit.turn(counter)) __nanosleep(64);
-}
-
 // ---- Warp 2: dq and dk out, in the order of the group's blocks
-// How many sums block `sub` of a lane group has written; the next block waits for it. The last one
-// has no counter.
-__device__ __forceinline__ int* rows_counter(const BackwardParams& p, int lane_group, int sub) {
-  return p.row_counters + lane_group * (p.walk.group - 1) + sub;
-}
-
 // The first `tokens` rows of two tiles to, or (`add`) in addition to, rows from `row` on.
 __device__ __forceinline__ void write_short_rows(const cuda::ElementView& to,
                                                  const bf16 (&tiles)[2][kTileElements],
@@ -167,8 +185,6 @@ __device__ __forceinline__ void write_short_rows(const cuda::ElementView& to,
 
 __device__ __forceinline__ void write_sums(const BackwardParams& p, BackwardShared& s) {
   const int lane = threadIdx.x % 32, sub = s.walk.sub;
-  // The block before has the counter before.
-  int* counter = rows_counter(p, s.walk.lane_group, sub);
   for_chunks(p.walk, s.walk, [&](const ChunkAt& at) {
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
@@ -176,30 +192,29 @@ __device__ __forceinline__ void write_sums(const BackwardParams& p, BackwardShar
       const int number = 2 * at.turn + which + 1;
       const bool is_short = at.tokens < kChunkTokens;
       const auto& tiles = is_dk ? s.dstates[0] : s.d_o;
-      if (sub > 0 && lane == 0) {
-        await_counter(counter - 1, number);
+      const bool add = is_dk && sub > 0;  // rows of dq are sums already
+      if (add && lane == 0) {
+        await_counter(rows_counter(p, s.walk.lane_group, sub - 1), number);
         fence_global_copies();
       }
       __syncwarp();
       barrier_wait(is_dk ? &s.dk_full : &s.dq_full, at.parity());
-      if (lane == 0) {
-        if (!is_short) {
-          const CUtensorMap* map = is_dk ? &p.d_k_map : &p.d_q_map;
-          if (sub == 0) tensor_store(map, tiles, 0, at.row, 0, at.key_head);
-          if (sub > 0) tensor_add(map, tiles, 0, at.row, 0, at.key_head);
-          bulk_store_wait();
-        }
+      if (lane == 0 && !is_short) {
+        const CUtensorMap* map = &p.rows_map[which];
+        if (add) tensor_add(map, tiles, 0, at.row, 0, at.key_head);
+        if (!add) tensor_store(map, tiles, 0, at.row, 0, at.key_head);
+        bulk_store_wait();
       }
       __syncwarp();
       if (is_short) {
-        write_short_rows(is_dk ? p.d_k : p.d_q, tiles, at, sub > 0, lane);
+        write_short_rows(p.rows[which], tiles, at, add, lane);
         __threadfence();
         __syncwarp();
       }
       barrier_arrive(is_dk ? &s.dstates_empty : &s.d_o_empty);
       if (sub + 1 < p.walk.group && lane == 0) {
         bulk_store_complete();
-        flag_release(counter, number);
+        flag_release(rows_counter(p, s.walk.lane_group, sub), number);
       }
     }
   });
@@ -211,12 +226,15 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
   for_chunks(p.walk, s.walk, [&](const ChunkAt& at) {
     const int stage = at.stage();
     barrier_wait(&s.keys_full[stage], at.stage_parity());
-    float g[2];  // early: it comes from memory
+    float g[2], beta[2];  // early: one comes from memory, the other's place is wanted
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
       const int t = min(2 * lane + x, at.tokens - 1);
       g[x] = cuda::load_scalar(p.g, at.row + t, at.value_head);
+      beta[x] = s.vectors[stage].beta[2 * lane + x];
     }
+    const float decay = exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]);
+    barrier_arrive(&s.keys_empty[stage]);
     barrier_wait(&s.sums_full, at.parity());
     float pairs[2], reads[2], writes[2], dots[2];
 #pragma unroll
@@ -237,30 +255,31 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
     barrier_arrive(&s.sums_empty);
 #pragma unroll
     for (int bit = 1; bit < 32; bit *= 2) all += __shfl_xor_sync(0xffffffffu, all, bit);
-    all *= exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]);
+    all *= decay;
     cuda::sum_from(pairs, lane);
     cuda::sum_from(reads, lane);
     cuda::sum_before(writes, lane);
     if (lane == 0) pairs[0] = 0.0f;  // nothing of the chunk is before its first token
     float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
+    for (int x = 0; x < 2; ++x) pairs[x] += reads[x] + writes[x] + all;
+#pragma unroll 1
     for (int x = 0; x < 2; ++x) {
       const int t = 2 * lane + x;
       if (t >= at.tokens) break;
+      const auto own = [&](const float(&of)[2]) { return x == 0 ? of[0] : of[1]; };
       const int64_t row = at.row + t;
-      const float beta = s.vectors[stage].beta[t];
-      const float d_log = pairs[x] + reads[x] + writes[x] + all;
-      const float d_beta = __fdividef(dots[x], stored_factor(beta));
+      const float d_log = own(pairs);
+      const float d_beta = __fdividef(own(dots), stored_factor(own(beta)));
       cuda::store_scalar(p.d_beta, row, at.value_head,
-                         d_beta * cuda::beta_slope(p.activation, beta));
-      const cuda::Gate gate = cuda::activate_gate(p.activation, g[x], at.value_head);
+                         d_beta * cuda::beta_slope(p.activation, own(beta)));
+      const cuda::Gate gate = cuda::activate_gate(p.activation, own(g), at.value_head);
       const float d_raw = d_log * gate.slope;
       cuda::store_scalar(p.d_g, row, at.value_head, d_raw);
       sum.x += d_log * gate.log_decay;
       sum.y += d_raw;
     }
     __syncwarp();
-    barrier_arrive(&s.keys_empty[stage]);
     if (p.sums == nullptr) return;
 #pragma unroll
     for (int bit = 1; bit < 32; bit *= 2) {

@@ -15,8 +15,8 @@ struct BackwardParams {
   cuda::ElementView d_v;  // rows of tokens with f = 1 are made d_v here
   cuda::ScalarView g;
   cuda::Activation activation;
-  CUtensorMap d_q_map, d_k_map;  // [T, H, 128]
-  cuda::ElementView d_q, d_k;    // the same rows
+  CUtensorMap rows_map[2];    // d_q, d_k: [T, H, 128]
+  cuda::ElementView rows[2];  // the same
   cuda::ScalarView d_g, d_beta;
   float2* sums;       // [C, HV] this chunk's part of dA_log, ddt_bias; null: not wanted
   int* row_counters;  // [lane groups, G - 1] sums of dk and dq written: 0 before the launch

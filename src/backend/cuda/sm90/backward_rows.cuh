@@ -103,33 +103,29 @@ __device__ __forceinline__ void start_with_square(float (&acc)[32], const bf16* 
   wgmma_commit();
 }
 
-// The rows to a tile; with the norm inside, what they are along x leaves them, r their factors
-// (times `by`). `dots` [half of K] and the named barrier are shared with the warpgroup of the other
-// half.
-__device__ __forceinline__ void finish_rows(float (&acc)[32], uint32_t x, const float* r, float by,
-                                            bool l2norm, float (&dots)[2][kChunkTokens], int half,
-                                            int barrier, bf16* to, const GradientLane& own) {
-  if (l2norm) {
-    // Linear, so it need not wait for the sum over a group.
-    put_row_dots(acc, x, dots[half], own);
-    named_barrier(barrier, 256);
-    float along[2];
+// With the norm inside, what the rows are along x leaves them, r their factors (times `by`). It is
+// linear, so it need not wait for the sum over a group. `dots` [half of K] and the named barrier
+// are shared with the warpgroup of the other half.
+__device__ __forceinline__ void take_norm(float (&acc)[32], uint32_t x, const float* r, float by,
+                                          float (&dots)[2][kChunkTokens], int half, int barrier,
+                                          const GradientLane& own) {
+  put_row_dots(acc, x, dots[half], own);
+  named_barrier(barrier, 256);
+  float along[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = own.row + 8 * i;
-      const float f = r[row] * by;
-      along[i] = -f * f * (dots[0][row] + dots[1][row]);
-    }
-    add_rows(acc, along, x, own);
+  for (int i = 0; i < 2; ++i) {
+    const int row = own.row + 8 * i;
+    const float f = r[row] * by;
+    along[i] = -f * f * (dots[0][row] + dots[1][row]);
   }
-  put_rows(acc, smem_address(to), own);
-  fence_async_proxy();
+  add_rows(acc, along, x, own);
 }
 
 // Columns [64 half, 64 half + 64) of dq, before dP K: until then this is all that reads S and d_o.
 __device__ __forceinline__ void begin_dq(float (&acc)[32], BackwardShared& s, int turn, int half,
                                          const GradientLane& own) {
   const BackwardVectors& vectors = s.vectors[turn & 1];
+  barrier_wait(&s.q_full[turn & 1], (turn >> 1) & 1);
   barrier_wait(&s.d_o_full, turn & 1);
   barrier_wait(&s.states_ready, turn & 1);
   start_with_state<false>(acc, smem_address(s.d_o), smem_address(s.states[0][half]));
@@ -155,8 +151,18 @@ __device__ __forceinline__ void end_dq(float (&acc)[32], const BackwardParams& p
   wgmma_wait<0>();
   settle(acc);
   barrier_arrive(&s.squares_empty);
-  finish_rows(acc, smem_address(s.q[stage][half]), s.vectors[stage].rq, p.inverse_scale, p.l2norm,
-              s.norm_dots[0], half, 3, s.d_o[half], own);
+  if (p.l2norm) {
+    take_norm(acc, smem_address(s.q[stage][half]), s.vectors[stage].rq, p.inverse_scale,
+              s.norm_dots[0], half, 3, own);
+  }
+  if (s.walk.sub > 0) {
+    // In fp32: each bf16 of a sum in L2 is rounded twice, once by itself.
+    barrier_wait(&s.before_full, turn & 1);
+    add_rows(acc, {1.0f, 1.0f}, smem_address(s.q[stage ^ 1][half]), own);
+  }
+  barrier_arrive(&s.before_read);
+  put_rows(acc, smem_address(s.d_o[half]), own);
+  fence_async_proxy();
   barrier_arrive(&s.dq_full);
 }
 
@@ -203,7 +209,9 @@ __device__ __forceinline__ void make_dk(const BackwardParams& p, BackwardShared&
   settle(acc);
   barrier_arrive(&s.squares_empty);
   barrier_wait(&s.dstates_read, parity);
-  finish_rows(acc, k, vectors.rk, 1.0f, p.l2norm, s.norm_dots[1], half, 4, s.dstates[0][half], own);
+  if (p.l2norm) take_norm(acc, k, vectors.rk, 1.0f, s.norm_dots[1], half, 4, own);
+  put_rows(acc, smem_address(s.dstates[0][half]), own);
+  fence_async_proxy();
   barrier_arrive(&s.dk_full);
   barrier_arrive(&s.keys_empty[stage]);
 }

@@ -20,8 +20,8 @@ struct BackwardVectors {
 };
 
 struct BackwardShared {
-  bf16 k[2][2][kTileElements];  // [turn][half of K][64 tokens][64]
-  bf16 q[2][2][kTileElements];
+  bf16 k[2][2][kTileElements];        // [turn][half of K][64 tokens][64]
+  bf16 q[2][2][kTileElements];        // the next turn's: before it, rows of dq of the heads before
   bf16 states[2][2][kTileElements];   // [half of V][tile of K][64 of V][64 of K]: S
   bf16 dstates[2][2][kTileElements];  // dS; then, in its first half, rows of dk: [half of K]
   bf16 v[2][kTileElements];           // [half of V][64 tokens][64]: V, then E
@@ -41,10 +41,12 @@ struct BackwardShared {
   float through[8][8];               // per state warp: parts of <dS, S>
   Walk walk;
 
-  uint64_t keys_full[2], keys_empty[2];  // k, q, vectors
-  uint64_t factors_full[2];              // what make_factors does; short rows are zero
-  uint64_t values_full, values_empty;    // V, W; empty: E has been read
-  uint64_t d_o_full, d_o_empty;          // empty: rows of dq have left
+  uint64_t keys_full[2], keys_empty[2];  // k, vectors; empty: q too
+  uint64_t q_full[2];
+  uint64_t before_full, before_read;   // rows of dq of the heads before
+  uint64_t factors_full[2];            // what make_factors does; short rows are zero
+  uint64_t values_full, values_empty;  // V, W; empty: E has been read
+  uint64_t d_o_full, d_o_empty;        // empty: rows of dq have left
   uint64_t d_v_full, d_v_empty;
   uint64_t dstates_full, dstates_read;  // read: as dS
   uint64_t dstates_empty;               // rows of dk have left
@@ -66,10 +68,13 @@ __device__ __forceinline__ void init_barriers(BackwardShared& s) {
     barrier_init(&s.keys_full[i], 1);
     barrier_init(&s.keys_empty[i], kState + kGradients + 2 * kWarp);
     barrier_init(&s.factors_full[i], kWarp);
+    barrier_init(&s.q_full[i], 1);
   }
-  for (uint64_t* full : {&s.values_full, &s.d_o_full, &s.d_v_full, &s.dstates_full}) {
+  for (uint64_t* full :
+       {&s.values_full, &s.d_o_full, &s.d_v_full, &s.dstates_full, &s.before_full}) {
     barrier_init(full, 1);
   }
+  barrier_init(&s.before_read, kState);
   barrier_init(&s.values_empty, kState + kGradients + kWarp);
   barrier_init(&s.d_o_empty, 2 * kWarp);
   barrier_init(&s.d_v_empty, kState + kGradients + kWarp);

@@ -144,6 +144,7 @@ __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardS
   for_chunks(p.walk, s.walk, [&](const ChunkAt& at) {
     barrier_wait(&s.keys_full[at.stage()], at.stage_parity());
     barrier_wait(&s.factors_full[at.stage()], at.stage_parity());
+    barrier_wait(&s.q_full[at.stage()], at.stage_parity());
     make_square(s, at.turn, half == 1, GradientLane(fresh_thread()));
     make_dk(p, s, at.turn, half, GradientLane(fresh_thread()));
   });

@@ -325,10 +325,10 @@ class CudaSm90Backend final : public Backend {
     p.d_v = cuda::element_view(call.dv);
     p.g = cuda::scalar_view(args.in.g);
     p.activation = cuda::activation_of(problem, args.in);
-    GDN_RETURN_IF_ERROR(map_rows(call.dq, 2, &p.d_q_map));
-    GDN_RETURN_IF_ERROR(map_rows(call.dk, 2, &p.d_k_map));
-    p.d_q = cuda::element_view(call.dq);
-    p.d_k = cuda::element_view(call.dk);
+    GDN_RETURN_IF_ERROR(map_rows(call.dq, 2, &p.rows_map[0]));
+    GDN_RETURN_IF_ERROR(map_rows(call.dk, 2, &p.rows_map[1]));
+    p.rows[0] = cuda::element_view(call.dq);
+    p.rows[1] = cuda::element_view(call.dk);
     p.d_g = cuda::scalar_view(call.dg);
     p.d_beta = cuda::scalar_view(call.dbeta);
     p.sums = problem.options.gate_in_kernel ? at<float2>(args.scratch, scratch.sums) : nullptr;
