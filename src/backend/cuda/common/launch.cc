@@ -70,6 +70,11 @@ Status launch_kernel(const char* name, const void* kernel, const LaunchShape& sh
   return error == cudaSuccess ? Status::ok() : check(error, what());
 }
 
+Status zero(void* to, int64_t bytes, Stream stream) {
+  return check(cudaMemsetAsync(to, 0, static_cast<size_t>(bytes), to_cuda(stream)),
+               fmt::format("zeroing {} bytes", bytes));
+}
+
 int current_device() {
   int index = -1;
   if (cudaGetDevice(&index) != cudaSuccess) {

@@ -28,6 +28,9 @@ Status check(cudaError_t error, const std::string& what);
 Status launch_kernel(const char* name, const void* kernel, const LaunchShape& shape, Stream stream,
                      void** arguments);
 
+// Zeros in the stream's order, and at every replay of a graph captured of it.
+Status zero(void* to, int64_t bytes, Stream stream);
+
 // Every kernel takes one struct by value.
 template <typename Params>
 Status launch(const char* name, void (*kernel)(Params), const LaunchShape& shape, Stream stream,

@@ -1,8 +1,10 @@
 // Where cuda-sm90a keeps its tables on the device, and what prepare writes, as offsets; pure
 // functions of problem and plan. With C chunks (T / 64 and a few) and B blocks that run at once:
-//   prepared         C * (HV * 5,120 + H * 512) + 16 B bytes: 3.98 KiB per token at 16/48 heads
-//   forward scratch  B * 64 KiB
-//   backward scratch C * HV * 32,768 (dS of every chunk: 24 KiB per token at 48 heads) + B * 64 KiB
+//   prepared         C * (HV * 5,120 + H * 512) bytes: 3.98 KiB per token at 16/48 heads
+//   forward scratch  B * (64 KiB + 12 bytes) at most
+//   backward scratch C * HV * 32,768 (dS of every chunk: 24 KiB per token at 48 heads), and that
+// Walks only read what is prepared, so that calls at once may share it; the flags and counters by
+// which blocks wait for each other lie in the scratch.
 #pragma once
 
 #include <algorithm>
@@ -61,33 +63,40 @@ struct ResidentTables {
 };
 
 struct PreparedLayout {
-  int64_t tiles = 0, gates = 0, norms = 0, flags = 0, num_flags = 0, bytes = 0;
+  int64_t tiles = 0, gates = 0, norms = 0, bytes = 0;
 
   static PreparedLayout of(const Problem& problem, const Plan& plan) {
     const int64_t values = plan.capacity.chunks * problem.heads_v;
     PreparedLayout layout;
     BlockLayout block;
-    const Grid grid = Grid::of(plan);
-    layout.num_flags = 2 * grid.blocks() + grid.lane_groups * (grid.group - 1);
     layout.tiles = block.take(values * kRecordElements * 2);
     layout.gates = block.take(values * 2 * kChunkTokens * 4);
     layout.norms = block.take(plan.capacity.chunks * problem.heads_qk * 2 * kChunkTokens * 4);
-    layout.flags = block.take(layout.num_flags * 4);
     layout.bytes = block.bytes();
     return layout;
   }
 };
 
-// Counters of the sums of dq and dk follow the flags of the hand-overs.
-inline int64_t row_counters_offset(const Problem& problem, const Plan& plan) {
-  return PreparedLayout::of(problem, plan).flags + 2 * Grid::of(plan).blocks() * 4;
-}
+// What both scratches begin with: the states that blocks hand over, [B, 128, 128] fp32, then zeros
+// before a pass: a flag for each half of these, [B, 2], and the counters of the sums of dq and dk,
+// [lane groups, G - 1].
+struct HandOvers {
+  int64_t flags = 0, row_counters = 0, zeros_bytes = 0, bytes = 0;
 
-inline int64_t hand_over_bytes(const Plan& plan) {
-  return Grid::of(plan).blocks() * kDim * kDim * 4;
-}
+  static HandOvers of(const Plan& plan) {
+    const Grid grid = Grid::of(plan);
+    const int64_t flags_bytes = 2 * grid.blocks() * 4;
+    HandOvers layout;
+    BlockLayout block;
+    block.take(grid.blocks() * kDim * kDim * 4);
+    layout.zeros_bytes = flags_bytes + grid.lane_groups * (grid.group - 1) * 4;
+    layout.flags = block.take(layout.zeros_bytes);
+    layout.row_counters = layout.flags + flags_bytes;
+    layout.bytes = block.bytes();
+    return layout;
+  }
+};
 
-// The hand-overs come first.
 struct BackwardScratch {
   int64_t states = 0, sums = 0, bytes = 0;
 
@@ -95,7 +104,7 @@ struct BackwardScratch {
     const int64_t values = plan.capacity.chunks * problem.heads_v;
     BackwardScratch scratch;
     BlockLayout block;
-    block.take(hand_over_bytes(plan));
+    block.take(HandOvers::of(plan).bytes);
     scratch.states = block.take(values * kDim * kDim * 2);
     scratch.sums = block.take(problem.options.gate_in_kernel ? values * 8 : 0);
     scratch.bytes = block.bytes();

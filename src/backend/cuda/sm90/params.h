@@ -38,10 +38,8 @@ struct PrepareParams {
   __nv_bfloat16* tiles;          // [C, HV, 36, 8, 8]
   float* gates;                  // [C, HV, 2, 64]
   float* norms;                  // [C, H, 2, 64]
-  int* flags;                    // set to 0
   const int64_t* num_chunks;     // of this packing
   int64_t max_chunks;            // of the capacity
-  int num_flags;
   int heads_k;
   int heads_v;
   float scale;
@@ -68,7 +66,7 @@ struct WalkParams {
   int64_t leave_slots;
   int64_t map_slots;
   float* hand_over;  // [hand-overs, G, 128 * 128] states in register order
-  int* flags;        // [hand-overs, G, 2]: 0 between launches
+  int* flags;        // [hand-overs, G, 2]: 0 before the launch, and after it again
   float log2_bound;  // summaries: a run of chunks that decays below this forgets what was before
   const WalkPiece* pieces;     // in the order of their blocks
   const int32_t* piece_begin;  // [blocks / G + 1]

@@ -453,9 +453,6 @@ __global__ void __launch_bounds__(kThreads, 6)
   const int key_head = static_cast<int>(blockIdx.x % p.heads_k);
   const int group = p.heads_v / p.heads_k;
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  if (blockIdx.x == 0) {
-    for (int i = threadIdx.x; i < p.num_flags; i += kThreads) p.flags[i] = 0;
-  }
   if (chunk_index >= *p.num_chunks) return;
   const cuda::ChunkRow chunk = p.chunks[chunk_index];
   const int64_t first_record = chunk_index * p.heads_v + key_head * group;

@@ -58,7 +58,7 @@ Status walk_params(const StageArgs& args, const TensorView& v, const TensorView&
   p->tiles = at<__nv_bfloat16>(args.prepared, prepared.tiles);
   p->gates = at<float>(args.prepared, prepared.gates);
   p->norms = at<float>(args.prepared, prepared.norms);
-  p->flags = at<int>(args.prepared, prepared.flags);
+  p->flags = at<int>(args.scratch, HandOvers::of(args.plan).flags);
   p->hand_over = static_cast<float*>(args.scratch);
   p->initial_state = cuda::state_view(initial_state);
   p->map_slots = args.plan.capacity.map_slots;
@@ -68,6 +68,12 @@ Status walk_params(const StageArgs& args, const TensorView& v, const TensorView&
   p->group = static_cast<int>(grid.group);
   p->block_stride = block_stride(grid.blocks());
   return Status::ok();
+}
+
+// Zeros for the flags and counters of the walks of a pass to come.
+Status clear_flags(const StageArgs& args) {
+  const HandOvers layout = HandOvers::of(args.plan);
+  return cuda::zero(at<int>(args.scratch, layout.flags), layout.zeros_bytes, args.stream);
 }
 
 // Which pieces a walk takes.
@@ -144,7 +150,7 @@ class CudaSm90Backend final : public Backend {
     return PreparedLayout::of(problem, plan).bytes;
   }
   int64_t forward_scratch_bytes(const Problem&, const Plan& plan) const override {
-    return hand_over_bytes(plan);
+    return HandOvers::of(plan).bytes;
   }
   int64_t backward_scratch_bytes(const Problem& problem, const Plan& plan) const override {
     return BackwardScratch::of(problem, plan).bytes;
@@ -200,9 +206,7 @@ class CudaSm90Backend final : public Backend {
     p.tiles = at<__nv_bfloat16>(args.prepared, layout.tiles);
     p.gates = at<float>(args.prepared, layout.gates);
     p.norms = at<float>(args.prepared, layout.norms);
-    p.flags = at<int>(args.prepared, layout.flags);
     p.max_chunks = args.plan.capacity.chunks;
-    p.num_flags = static_cast<int>(layout.num_flags);
     p.heads_k = static_cast<int>(args.problem.heads_qk);
     p.heads_v = static_cast<int>(args.problem.heads_v);
     p.scale = static_cast<float>(args.problem.scale());
@@ -233,6 +237,7 @@ class CudaSm90Backend final : public Backend {
     const cuda::DeviceGuard guard(args.problem.device.index);
     if (args.plan.capacity.chunks > 0) {
       GDN_RETURN_IF_ERROR(check_rows("o", o));
+      GDN_RETURN_IF_ERROR(clear_flags(args));
       WalkParams p{};
       GDN_RETURN_IF_ERROR(run_params(args, initial_state, table(args, Table::kBoundary), &p));
       GDN_RETURN_IF_ERROR(map_rows(o, 1, &p.o_map));
@@ -263,6 +268,7 @@ class CudaSm90Backend final : public Backend {
                       const void* entry) const override {
     const cuda::DeviceGuard guard(args.problem.device.index);
     if (args.plan.capacity.chunks > 0) {
+      GDN_RETURN_IF_ERROR(clear_flags(args));
       GDN_RETURN_IF_ERROR(walk_reverse(args, call));
       GDN_RETURN_IF_ERROR(walk_gradients(args, call, entry));
     }
@@ -332,7 +338,7 @@ class CudaSm90Backend final : public Backend {
     p.d_g = cuda::scalar_view(call.dg);
     p.d_beta = cuda::scalar_view(call.dbeta);
     p.sums = problem.options.gate_in_kernel ? at<float2>(args.scratch, scratch.sums) : nullptr;
-    p.row_counters = at<int>(args.prepared, row_counters_offset(problem, args.plan));
+    p.row_counters = at<int>(args.scratch, HandOvers::of(args.plan).row_counters);
     const double scale = problem.scale();
     p.inverse_scale = scale != 0.0 ? static_cast<float>(1.0 / scale) : 0.0f;
     p.l2norm = problem.options.qk_l2norm;

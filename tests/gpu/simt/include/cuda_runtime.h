@@ -136,7 +136,12 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemc
   return std::memcpy(to, from, bytes), cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
-  return cudaMemset(to, value, bytes);
+  const auto fill = [=] {
+    if (simt::thread_index().x == 0) std::memset(to, value, bytes);
+  };
+  if (simt::machine().capture == nullptr) return cudaMemset(to, value, bytes);
+  simt::machine().capture->push_back({"memset", fill, 1, 32, 0, false});
+  return cudaSuccess;
 }
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
