@@ -102,6 +102,26 @@ int main(void) {
   for (int i = 0; i < T * HV * D; ++i) dot += (double)dv[i] * v[i], norm += (double)o[i] * o[i];
   CHECK(norm > 0 && fabs(dot / norm - 1) < 1e-5);
 
+  /* A saved set with what `prepare` made: larger, and the same gradients from less memory. */
+  gdn_context* keeper = NULL;
+  problem.keep_prepared = 1;
+  CHECK(gdn_context_create(partition, communicator, &problem, NULL, 0, &keeper) == GDN_OK);
+  problem.keep_prepared = 0;
+  const int64_t kept_bytes = gdn_context_saved_bytes(keeper);
+  const int64_t less_bytes = gdn_context_backward_workspace_bytes(keeper, 1);
+  CHECK(kept_bytes > saved_bytes && kept_bytes + less_bytes == saved_bytes + backward_bytes);
+  void* kept = block(kept_bytes);
+  float first[T * H * D];
+  memcpy(first, dk, sizeof first);
+  memset(dk, 0, sizeof first);
+  CHECK(gdn_forward(keeper, &in, NULL, &to, NULL, workspace, forward_bytes, kept, kept_bytes,
+                    NULL) == GDN_OK);
+  CHECK(gdn_backward(keeper, &in, NULL, &to, NULL, &out, workspace, less_bytes, kept, kept_bytes,
+                     NULL) == GDN_OK);
+  CHECK(memcmp(first, dk, sizeof first) == 0);
+  gdn_context_destroy(keeper);
+  free(kept);
+
   in.k = NULL;
   CHECK(gdn_forward(context, &in, NULL, &to, NULL, workspace, forward_bytes, NULL, 0, NULL) ==
         GDN_INVALID_ARGUMENT);

@@ -23,7 +23,8 @@ struct StageArgs {
   const Problem& problem;
   const Plan& plan;
   const Operands& in;
-  void* prepared = nullptr;  // prepared_bytes(): written by prepare, read by every later stage
+  // prepared_bytes(): written by prepare, only read by every later stage, of calls at once too.
+  void* prepared = nullptr;
   void* scratch = nullptr;   // scratch_bytes(): free for the stage while it runs
   const void* resident = nullptr;  // resident_bytes(): the plan's tables on the device
   TablePointers tables{};

@@ -33,6 +33,9 @@ struct ContextOptions {
   // alone. See Context::refill.
   int64_t max_tokens = 0;
   int64_t max_fragments = 0;
+  // A saved set also keeps what the stage `prepare` made (Backend::prepared_bytes), and a backward
+  // or forward_again with it skips that stage; the results are the same bits. Of this rank alone.
+  bool keep_prepared = false;
 };
 
 // One rank's view of a partition, for one shape of heads: what every layer of a step reuses.
@@ -54,6 +57,7 @@ class Context {
   const Problem& problem() const { return problem_; }
   const Plan& plan() const { return *plan_; }
   const Backend& backend() const { return *backend_; }
+  bool keeps_prepared() const { return options_.keep_prepared; }
   int rank() const { return plan_->rank; }
 
   // Device tables: the caller uploads them once before the first call (0 bytes on hosts).
@@ -73,7 +77,7 @@ class Context {
 
   int64_t forward_workspace_bytes() const;
   int64_t backward_workspace_bytes(bool have_saved) const;
-  int64_t saved_bytes() const;  // what a forward keeps for its backward
+  int64_t saved_bytes() const;  // what a forward keeps for its backwards, which only read it
   int64_t comm_bytes(bool backward_pass) const;  // what this rank hands to others per pass
 
  private:

@@ -67,6 +67,7 @@ typedef struct gdn_problem {
   int qk_l2norm, gate_in_kernel, beta_sigmoid, allow_neg_eigval; /* the last only with beta_sigmoid */
   /* Capacity for gdn_context_refill: rows and fragments of any rank. 0 and 0: one packing alone. */
   int64_t max_tokens, max_fragments;
+  int keep_prepared; /* a saved set keeps what `prepare` made, for a backward without that stage */
 } gdn_problem;
 
 /* Optional tensors may be NULL. */

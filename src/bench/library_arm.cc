@@ -129,6 +129,7 @@ class LibraryArm final : public Arm {
     problem.gate_in_kernel = p.options.gate_in_kernel;
     problem.beta_sigmoid = p.options.beta_sigmoid;
     problem.allow_neg_eigval = p.options.allow_neg_eigval;
+    problem.keep_prepared = options.keep_prepared;
     GDN_RETURN_IF_ERROR(c.check(c.gdn_context_create(
         partition_, communicator_, &problem,
         options.backend.empty() ? nullptr : options.backend.c_str(), options.tile, &context_)));

@@ -17,7 +17,7 @@ struct RunOptions {
   int world_size = 1;
   Layout layout = Layout::kContiguous;
   std::vector<std::vector<Fragment>> fragments;  // with Layout::kExplicit
-  ContextOptions context;                        // backend, tile, exchange policy
+  ContextOptions context;                        // backend, tile, exchange policy, saved set
   // With a capacity (context.max_tokens): the packing that contexts are made with, and refilled
   // from; empty: the batch's own. The batch has world_size * max_fragments documents; those at its
   // end without tokens are left out of its partition.

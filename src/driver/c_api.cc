@@ -248,6 +248,7 @@ gdn_status gdn_context_create(const gdn_partition* partition, gdn_communicator* 
     options.tile = tile;
     options.max_tokens = problem->max_tokens;
     options.max_fragments = problem->max_fragments;
+    options.keep_prepared = problem->keep_prepared != 0;
     auto made = gdn::Context::make(partition->value, *communicator->value, p, options);
     if (!made) return made.status();
     *out = new gdn_context{std::move(*made)};

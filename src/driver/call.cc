@@ -80,6 +80,10 @@ struct Call::State {
 
   void then(Step step) { steps.push_back(std::move(step)); }
 
+  void add_prepare(const StageArgs& stage) {
+    then([this, &stage](Message&) { return backend.prepare(stage); });
+  }
+
   // prepare .. exchange of a forward: afterwards kBoundary holds every segment's entry state.
   void add_forward_boundaries(const TensorView& initial_state) {
     then([this, initial_state](Message&) -> Status {
@@ -142,7 +146,7 @@ Result<Call> Call::forward(const Context& context, const ForwardArgs& args, Memo
 
   const PassMap map = forward_map(context, saved != nullptr);
   std::byte* base = static_cast<std::byte*>(workspace.data);
-  s.forward_stage.prepared = base + map.prepared;
+  s.forward_stage.prepared = prepared_at(context, map, base, saved);
   s.forward_stage.scratch = base + map.scratch;
   place_tables(map, base, s.forward_stage.tables);
   if (saved) place_tables(saved_map(context), saved->data, s.forward_stage.tables);
@@ -160,10 +164,10 @@ Result<Call> Call::forward_again(const Context& context, const ForwardArgs& args
   s.forward_args = args;
   const PassMap map = forward_map(context, true);
   std::byte* base = static_cast<std::byte*>(workspace.data);
-  s.forward_stage.prepared = base + map.prepared;
+  s.forward_stage.prepared = prepared_at(context, map, base, &saved);
   s.forward_stage.scratch = base + map.scratch;
   place_tables(saved_map(context), saved.data, s.forward_stage.tables);
-  s.then([&s](Message&) { return s.backend.prepare(s.forward_stage); });
+  if (!context.keeps_prepared()) s.add_prepare(s.forward_stage);
   s.add_run();
   return Call(std::move(state));
 }
@@ -178,13 +182,14 @@ Result<Call> Call::backward(const Context& context, const BackwardArgs& args, Me
   const BackwardMap map = backward_map(context, saved != nullptr);
   std::byte* base = static_cast<std::byte*>(workspace.data);
   for (StageArgs* stage : {&s.forward_stage, &s.backward_stage}) {
-    stage->prepared = base + map.pass.prepared;
+    stage->prepared = prepared_at(context, map.pass, base, saved);
     stage->scratch = base + map.pass.scratch;
   }
-  // Of the forward: entry states, maps, received maps; kept by it, or made again here.
+  // Of the forward: entry states, maps, received maps, and prepared data where the context keeps
+  // it; kept by it, or made again here.
   if (saved) {
     place_tables(saved_map(context), saved->data, s.forward_stage.tables);
-    s.then([&s](Message&) { return s.backend.prepare(s.backward_stage); });
+    if (!context.keeps_prepared()) s.add_prepare(s.backward_stage);
   } else {
     place_tables(map.forward, base, s.forward_stage.tables);
     s.add_forward_boundaries(args.initial_state);

@@ -14,7 +14,7 @@ constexpr int64_t kNotHere = -1;
 class Mapper {
  public:
   explicit Mapper(const Context& context)
-      : plan_(context.plan()), element_(size_of(context.problem().state())) {
+      : context_(context), plan_(context.plan()), element_(size_of(context.problem().state())) {
     std::fill(std::begin(map_.table_offset), std::end(map_.table_offset), kNotHere);
   }
 
@@ -40,10 +40,10 @@ class Mapper {
     table(Table::kReceived, pass.received_elements);
   }
 
-  void work(int64_t prepared, int64_t scratch) {
-    map_.prepared = layout_.take(prepared);
-    map_.scratch = layout_.take(scratch);
+  void prepared() {
+    map_.prepared = layout_.take(context_.backend().prepared_bytes(context_.problem(), plan_));
   }
+  void scratch(int64_t bytes) { map_.scratch = layout_.take(bytes); }
 
   void skip(int64_t bytes) { layout_.take(bytes); }
 
@@ -53,25 +53,31 @@ class Mapper {
   }
 
  private:
+  const Context& context_;
   const Plan& plan_;
   int64_t element_;
   BlockLayout layout_;
   PassMap map_;
 };
 
+bool is_saved_prepared(const Context& context, bool have_saved) {
+  return have_saved && context.keeps_prepared();
+}
+
 }  // namespace
 
 PassMap saved_map(const Context& context) {
   Mapper mapper(context);
   mapper.kept_tables();
+  if (context.keeps_prepared()) mapper.prepared();
   return mapper.done();
 }
 
 PassMap forward_map(const Context& context, bool have_saved) {
   const Backend& backend = context.backend();
   Mapper mapper(context);
-  mapper.work(backend.prepared_bytes(context.problem(), context.plan()),
-              backend.forward_scratch_bytes(context.problem(), context.plan()));
+  if (!is_saved_prepared(context, have_saved)) mapper.prepared();
+  mapper.scratch(backend.forward_scratch_bytes(context.problem(), context.plan()));
   mapper.passing_tables(false);
   if (!have_saved) mapper.kept_tables();
   return mapper.done();
@@ -79,13 +85,13 @@ PassMap forward_map(const Context& context, bool have_saved) {
 
 BackwardMap backward_map(const Context& context, bool have_saved) {
   const Backend& backend = context.backend();
-  const int64_t prepared = backend.prepared_bytes(context.problem(), context.plan());
   int64_t scratch = backend.backward_scratch_bytes(context.problem(), context.plan());
   if (!have_saved) {
     scratch = std::max(scratch, backend.forward_scratch_bytes(context.problem(), context.plan()));
   }
   Mapper mapper(context);
-  mapper.work(prepared, scratch);
+  if (!is_saved_prepared(context, have_saved)) mapper.prepared();
+  mapper.scratch(scratch);
   mapper.passing_tables(true);
   BackwardMap map;
   map.pass = mapper.done();
@@ -101,6 +107,13 @@ BackwardMap backward_map(const Context& context, bool have_saved) {
     map.bytes = map.forward.bytes;
   }
   return map;
+}
+
+void* prepared_at(const Context& context, const PassMap& map, void* base, const Memory* saved) {
+  if (!is_saved_prepared(context, saved != nullptr)) {
+    return static_cast<std::byte*>(base) + map.prepared;
+  }
+  return static_cast<std::byte*>(saved->data) + saved_map(context).prepared;
 }
 
 void place_tables(const PassMap& map, void* base, TablePointers& tables) {

@@ -6,7 +6,8 @@
 
 namespace gdn {
 
-// Offsets into one block of memory; a table that a pass does not use has size 0.
+// Offsets into one block of memory; a table that a pass does not use has size 0, and prepared data
+// that another block keeps too.
 struct PassMap {
   int64_t table_offset[kNumTables] = {};
   int64_t prepared = 0;
@@ -15,10 +16,10 @@ struct PassMap {
 };
 
 // What a forward leaves for its backward: kBoundary (entry states), kMap, and kReceived (whose maps
-// the backward's fold reads).
+// the backward's fold reads); where the context keeps_prepared(), prepared data behind them.
 PassMap saved_map(const Context& context);
 
-// Everything else of a forward. Without saved memory the tables of saved_map lie here too.
+// Everything else of a forward. Without saved memory what saved_map has lies here too.
 PassMap forward_map(const Context& context, bool have_saved);
 
 // A backward; `recompute_base` is where a recomputed forward's own block begins (0 bytes long when
@@ -29,6 +30,10 @@ struct BackwardMap {
   int64_t bytes = 0;
 };
 BackwardMap backward_map(const Context& context, bool have_saved);
+
+// Where prepared data of a call lies: in `saved`, where given and the context keeps it, else at
+// `map` of the workspace `base`.
+void* prepared_at(const Context& context, const PassMap& map, void* base, const Memory* saved);
 
 // Table pointers from a map; tables that are not in the map keep what `tables` has.
 void place_tables(const PassMap& map, void* base, TablePointers& tables);

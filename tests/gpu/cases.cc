@@ -197,6 +197,7 @@ std::vector<GpuCase> replay_cases() {
     with_states(c);
     c.spec.gates = "slow";
     c.run.context.tile = 128;
+    c.run.context.keep_prepared = true;
     cases.push_back(std::move(c));
   }
   {

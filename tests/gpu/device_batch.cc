@@ -386,6 +386,12 @@ Status add_backward(std::vector<RankRun>& ranks, const DeviceRun& run, States& s
   return Status::ok();
 }
 
+std::vector<std::vector<unsigned char>> saved_sets(const std::vector<RankRun>& ranks) {
+  std::vector<std::vector<unsigned char>> sets;
+  for (const RankRun& r : ranks) sets.push_back(r.saved.download());
+  return sets;
+}
+
 // Every output and all memory of the calls NaN again.
 bool poison(RankRun& r, States& states) {
   bool ok = r.saved.fill() && r.workspace.fill() && r.backward_workspace.fill() && r.o.upload() &&
@@ -502,11 +508,17 @@ Result<BatchResult> run_on_device(const Batch& batch, const DeviceRun& run) {
     for (RankRun& r : ranks) {
       if (!run.replays.empty()) GDN_RETURN_IF_ERROR(r.context->refill(*partition));
     }
-    std::vector<Call> forward, gradients;
+    std::vector<Call> forward;
     GDN_RETURN_IF_ERROR(add_forward(ranks, states, backward && run.keep_saved, {}, forward));
     GDN_RETURN_IF_ERROR(drive(forward));
-    if (backward) GDN_RETURN_IF_ERROR(add_backward(ranks, run, states, {}, gradients));
-    if (backward) GDN_RETURN_IF_ERROR(drive(gradients));
+    const auto saved = saved_sets(ranks);
+    for (int i = 0; backward && i < run.backwards; ++i) {
+      std::vector<Call> gradients;
+      if (i > 0 && !states.dinitial.upload()) return device_error("placing a gradient");
+      GDN_RETURN_IF_ERROR(add_backward(ranks, run, states, {}, gradients));
+      GDN_RETURN_IF_ERROR(drive(gradients));
+    }
+    if (saved_sets(ranks) != saved) return device_error("a backward wrote to its saved set");
   }
 
   result.o = like(batch.v.view, p.tokens);

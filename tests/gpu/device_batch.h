@@ -23,6 +23,7 @@ struct DeviceRun {
   std::vector<std::vector<Fragment>> fragments;  // with Layout::kExplicit
   ContextOptions context;
   bool keep_saved = true;
+  int backwards = 1;  // of one forward; without `replays`
   DeviceForm form;
   int device = 0;
   // With a capacity (context.max_tokens; the batch has world_size * max_fragments documents, those
@@ -34,7 +35,7 @@ struct DeviceRun {
 };
 
 // A batch of kCuda problem whose tensors are in host memory. Fails also if a byte between rows of
-// an output was touched.
+// an output was touched, or one of a saved set by a backward.
 Result<BatchResult> run_on_device(const Batch& batch, const DeviceRun& run);
 
 // The number of devices that can be used: 0 without a driver.

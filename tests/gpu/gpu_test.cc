@@ -156,6 +156,20 @@ TEST(Portable, RepeatsBitwise) {
   for (int i = 0; i < repeats; ++i) expect_bitwise_equal(on_device(batch, c.run), first);
 }
 
+TEST(Portable, KeptPreparedGivesTheSameBits) {
+  GDN_NEEDS_DEVICE();
+  for (GpuCase c : small_cases()) {
+    if (c.name != "everything_64" && c.name != "segments_64" && c.name != "ranks_64") continue;
+    SCOPED_TRACE(c.name);
+    c = fitted(std::move(c));
+    const Batch batch = batch_of(c);
+    const BatchResult exact = on_device(batch, c.run);
+    c.run.context.keep_prepared = true;
+    c.run.backwards = 2;
+    expect_bitwise_equal(on_device(batch, c.run), exact);
+  }
+}
+
 // The rows of document `doc`.
 std::vector<unsigned char> rows_of(const HostTensor& t, const std::vector<int64_t>& cu, int doc) {
   const int64_t row = t.view.stride[0] * size_of(t.view.dtype);
