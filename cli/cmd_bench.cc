@@ -512,9 +512,6 @@ class Bench : public Command {
       if (why_not.empty()) {
         timed.push_back(row["arms"].size());
         calls.push_back({[&runner, operation] { return runner.arm->call(operation); }, {}});
-        if (bench::is_stage(operation)) {
-          calls.back().before = [&runner, operation] { return runner.arm->before(operation); };
-        }
       } else {
         arm["why_no_time"] = why_not;
       }

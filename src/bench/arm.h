@@ -50,8 +50,6 @@ class Arm {
   // kUnsupported where the operation is not there to be timed, and why.
   virtual Status offers(Operation operation) const = 0;
   Status call(Operation operation);
-  // What comes before each call, untimed: a stage finds its prepared data as prepare leaves it.
-  virtual Status before(Operation) { return Status::ok(); }
 
  protected:
   Arm(const Case& what, bool keep_saved) : case_(what), keep_saved_(keep_saved) {}

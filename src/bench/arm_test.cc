@@ -16,6 +16,9 @@ constexpr Operation kAll[] = {
     Operation::kFold,         Operation::kRun,        Operation::kSummarizeBackward,
     Operation::kFoldBackward, Operation::kRunBackward};
 
+// Whether there is one, and with prepared data.
+constexpr std::pair<bool, bool> kSavedSets[] = {{true, false}, {true, true}, {false, false}};
+
 Batch batch_of(const std::vector<int64_t>& documents, bool states = false) {
   BatchSpec spec;
   spec.documents = documents;
@@ -76,8 +79,10 @@ TEST(OwnArm, ComputesWhatARunComputes) {
   const Batch batch = batch_of({130, 0, 1, 70}, true);
   const auto what = Case::make(*machine, whole(batch), 0, batch, true);
   ASSERT_TRUE(what) << what.status().message();
-  for (bool keep : {true, false}) {
-    const auto arm = make_arm(*machine, *what, options("", keep));
+  for (const auto& [keep, prepared] : kSavedSets) {
+    ArmOptions saved = options("", keep);
+    saved.context.keep_prepared = prepared;
+    const auto arm = make_arm(*machine, *what, saved);
     ASSERT_TRUE(arm) << arm.status().message();
     EXPECT_EQ((*arm)->facts().backend, "cpu");
     for (Operation operation : {Operation::kForwardBackward, Operation::kCheckpoint}) {
@@ -95,27 +100,29 @@ TEST(OwnArm, StagesInOrderAreTheCall) {
   const auto what = Case::make(*machine, whole(batch), 0, batch, true);
   ASSERT_TRUE(what) << what.status().message();
   // The tile cuts the first document, so that every stage has something to do.
-  ArmOptions tiled = options("cpu");
-  tiled.context.tile = 1024;
-  const auto arm = make_arm(*machine, *what, tiled);
-  ASSERT_TRUE(arm) << arm.status().message();
-  for (Operation stage : kAll) {
-    if (!is_stage(stage)) continue;
-    EXPECT_TRUE((*arm)->offers(stage)) << to_string(stage);
-    for (int i = 0; i < 2; ++i) {
-      ASSERT_TRUE((*arm)->before(stage));
-      const Status status = (*arm)->call(stage);
-      ASSERT_TRUE(status) << to_string(stage) << ": " << status.message();
+  for (const bool keep_prepared : {false, true}) {
+    ArmOptions tiled = options("cpu");
+    tiled.context.tile = 1024;
+    tiled.context.keep_prepared = keep_prepared;
+    const auto arm = make_arm(*machine, *what, tiled);
+    ASSERT_TRUE(arm) << arm.status().message();
+    for (Operation stage : kAll) {
+      if (!is_stage(stage)) continue;
+      EXPECT_TRUE((*arm)->offers(stage)) << to_string(stage);
+      for (int i = 0; i < 2; ++i) {
+        const Status status = (*arm)->call(stage);
+        ASSERT_TRUE(status) << to_string(stage) << ": " << status.message();
+      }
     }
-  }
-  const auto got = what->download(*machine);
-  RunOptions run;
-  run.context.tile = 1024;
-  const auto want = run_batch(batch, run);
-  ASSERT_TRUE(want) << want.status().message();
-  for (const TensorCheck& check :
-       check_results(*got, *want, batch.cu_seqlens, [](const std::string&) { return Bars{}; })) {
-    EXPECT_TRUE(check.bitwise) << check.tensor << " " << check.accuracy.rel_rms;
+    const auto got = what->download(*machine);
+    RunOptions run;
+    run.context.tile = 1024;
+    const auto want = run_batch(batch, run);
+    ASSERT_TRUE(want) << want.status().message();
+    for (const TensorCheck& check :
+         check_results(*got, *want, batch.cu_seqlens, [](const std::string&) { return Bars{}; })) {
+      EXPECT_TRUE(check.bitwise) << check.tensor << " " << check.accuracy.rel_rms;
+    }
   }
 }
 
@@ -180,8 +187,10 @@ TEST(LibraryArm, IsTheSameThroughTheCAbi) {
   const Batch batch = batch_of({130, 0, 1, 70}, true);
   const auto what = Case::make(*machine, whole(batch), 0, batch, true);
   ASSERT_TRUE(what);
-  for (bool keep : {true, false}) {
-    const auto arm = make_arm(*machine, *what, options("cpu", keep, GDN_C_LIBRARY));
+  for (const auto& [keep, prepared] : kSavedSets) {
+    ArmOptions saved = options("cpu", keep, GDN_C_LIBRARY);
+    saved.context.keep_prepared = prepared;
+    const auto arm = make_arm(*machine, *what, saved);
     ASSERT_TRUE(arm) << arm.status().message();
     EXPECT_EQ((*arm)->facts().backend, "cpu");
     EXPECT_FALSE((*arm)->offers(Operation::kRun));

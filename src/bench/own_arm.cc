@@ -66,18 +66,6 @@ class OwnArm final : public Arm {
     }
     return Status::ok();
   }
-  Status before(Operation operation) override {
-    switch (operation) {
-      case Operation::kSummarize:
-      case Operation::kRun:
-        return context_.backend().prepare(forward_stage_);
-      case Operation::kSummarizeBackward:
-      case Operation::kRunBackward:
-        return context_.backend().prepare(backward_stage_);
-      default:
-        return Status::ok();
-    }
-  }
 
  protected:
   Status forward(bool keep) override {
@@ -132,17 +120,20 @@ class OwnArm final : public Arm {
     return Status::ok();
   }
 
-  // As a call with a saved set places them (src/driver/call.cc).
+  // As a call with a saved set places them (src/driver/call.cc), but for prepared data, which is
+  // one for both directions.
   void place_stages() {
     for (StageArgs* stage : {&forward_stage_, &backward_stage_}) {
       stage->resident = context_.resident();
     }
     const auto place = [](StageArgs& stage, const PassMap& map, void* base) {
-      stage.prepared = static_cast<std::byte*>(base) + map.prepared;
       stage.scratch = static_cast<std::byte*>(base) + map.scratch;
       place_tables(map, base, stage.tables);
     };
-    place(forward_stage_, forward_map(context_, true), forward_space_.data);
+    const PassMap forward = forward_map(context_, true);
+    place(forward_stage_, forward, forward_space_.data);
+    forward_stage_.prepared = prepared_at(context_, forward, forward_space_.data, &saved_);
+    backward_stage_.prepared = forward_stage_.prepared;
     place_tables(saved_map(context_), saved_.data, forward_stage_.tables);
     place(backward_stage_, backward_map(context_, true).pass, backward_space_.data);
     table(backward_stage_, Table::kMap) = table(forward_stage_, Table::kMap);
