@@ -223,6 +223,8 @@ TEST_F(CliTest, CheckWithoutAFile) {
   EXPECT_EQ(json("check --workload N --shrink 60 --dim 16 --backend reference")["backend"],
             "reference");
   expect_refusal("check", "expected a file, --docs LENGTHS or --workload LETTER");
+  EXPECT_EQ(json("check --docs 65,3 --heads 2,2 --dim 16 --keep-prepared")["passed"], true);
+  expect_refusal("check --docs 3 --keep-prepared --recompute", "excludes");
   expect_refusal("check x --docs 3", "excludes");
   expect_refusal("check --docs 3 --ranks 2 --backend cuda-portable",
                  "--backend cuda-portable: expected --comm nccl and a GPU for each of 2 ranks");
@@ -261,6 +263,11 @@ TEST_F(CliTest, Bench) {
   EXPECT_GT(forward["arms"][0]["ms"].get<double>(), 0);
   EXPECT_GT(bench["rows"][2]["arms"][0]["flop"].get<double>(), 0);
   EXPECT_EQ(json(fmt::format("bench {} -n 1 --forward-only", kSmall))["rows"].size(), 1u);
+
+  // Chunks 3 + 1 + 2, 2 heads, 4,288 fp32 each.
+  const Json kept = json(fmt::format("bench {} -n 1 --keep-prepared --ops bwd", kSmall));
+  EXPECT_EQ(kept["rows"][0]["arms"][0]["saved_bytes"].get<int64_t>(),
+            forward["arms"][0]["saved_bytes"].get<int64_t>() + 6 * 2 * 4288 * 4);
 
   const Json arms = json(fmt::format(
       "bench {} -n 1 --backend cpu,reference --ops ckpt,run,fold --both-norms", kSmall));

@@ -344,7 +344,11 @@ void EngineOptions::add_to(CLI::App& app) {
       ->transform(integer(0));
   app.add_option("--exchange", exchange,
                  "auto, allgather or a2a: how boundary states travel [default: auto]");
-  app.add_flag("--recompute", recompute, "save nothing for the backward; it recomputes");
+  auto* nothing =
+      app.add_flag("--recompute", recompute, "save nothing for the backward; it recomputes");
+  app.add_flag("--keep-prepared", keep_prepared,
+               "also save each chunk's inverse and gates, which the backward else makes again")
+      ->excludes(nothing);
 }
 
 Status EngineOptions::apply(RunOptions& run) const {
@@ -353,6 +357,7 @@ Status EngineOptions::apply(RunOptions& run) const {
   run.context.backend = backend;
   run.context.tile = tile;
   run.context.exchange = *policy;
+  run.context.keep_prepared = keep_prepared;
   run.keep_saved = !recompute;
   return Status::ok();
 }

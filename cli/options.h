@@ -88,11 +88,11 @@ struct PartitionOptions {
   Result<Partition> partition(std::span<const int64_t> cu_seqlens) const;
 };
 
-// ... and how: --backend, --tile, --exchange, --recompute.
+// ... and how: --backend, --tile, --exchange, --recompute, --keep-prepared.
 struct EngineOptions {
   std::string backend, exchange = "auto";
   int64_t tile = 0;
-  bool recompute = false;
+  bool recompute = false, keep_prepared = false;
 
   void add_to(CLI::App& app);
   Status apply(RunOptions& run) const;
