@@ -153,7 +153,7 @@ Tensor query(int64_t session, int64_t tokens, int64_t heads_qk, int64_t heads_v,
   p.options.gate_in_kernel = flags & kGateInKernel;
   p.options.beta_sigmoid = flags & kBetaSigmoid;
   p.options.allow_neg_eigval = flags & kNegEigval;
-  const auto prepared = s->prepare(p, exchange_of(flags));
+  const auto prepared = s->prepare(p, flags);
   const Bytes& b = prepared->bytes;
   const gdn::Context& c = prepared->context;
   return int64_tensor(

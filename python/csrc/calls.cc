@@ -151,7 +151,7 @@ Forward start_forward(Session& session, const Inputs& in, const MaybeTensor& wor
   const auto guard = guard_for(problem.device);
   const bool v_first = in.flags & kStateVFirst;
   auto pending = std::make_shared<Pending>();
-  pending->prepared = session.prepare(problem, exchange_of(in.flags));
+  pending->prepared = session.prepare(problem, in.flags);
   const gdn::Stream stream = current_stream(problem.device);
   pending->read.emplace(pending->prepared, stream);
   if (session.is_cached()) keep_if_captured(pending->prepared, stream);
@@ -202,7 +202,7 @@ Gradients start_backward(Session& session, const Inputs& in, const MaybeTensor& 
   const auto guard = guard_for(problem.device);
   const bool v_first = in.flags & kStateVFirst;
   auto pending = std::make_shared<Pending>();
-  pending->prepared = session.prepare(problem, exchange_of(in.flags));
+  pending->prepared = session.prepare(problem, in.flags);
   const gdn::Stream stream = current_stream(problem.device);
   pending->read.emplace(pending->prepared, stream);
   if (session.is_cached()) keep_if_captured(pending->prepared, stream);

@@ -44,12 +44,17 @@ Path path;
 
 }  // namespace
 
-std::shared_ptr<const Prepared> Session::prepare(const gdn::Problem& problem, int64_t exchange) {
+std::shared_ptr<const Prepared> Session::prepare(const gdn::Problem& problem, int64_t flags) {
   gdn::ContextOptions options = options_;
+  options.keep_prepared = flags & kKeepPrepared;
+  const int64_t exchange = exchange_of(flags);
   if (exchange >= 0) options.exchange = static_cast<gdn::ExchangePolicy>(exchange);
   std::lock_guard lock(mutex_);
   for (const Entry& entry : entries_) {
-    if (entry.exchange == options.exchange && entry.problem == problem) return entry.prepared;
+    if (entry.exchange == options.exchange && entry.keep_prepared == options.keep_prepared &&
+        entry.problem == problem) {
+      return entry.prepared;
+    }
   }
   const auto guard = guard_for(problem.device);
   auto context = value_of(gdn::Context::make(partition_, rank_, problem, options));
@@ -66,7 +71,7 @@ std::shared_ptr<const Prepared> Session::prepare(const gdn::Problem& problem, in
     check(prepared->context.upload(memory_of(prepared->resident), stream));
     prepared->uses.after_write(stream);
   }
-  entries_.push_back({problem, options.exchange, prepared});
+  entries_.push_back({problem, options.exchange, options.keep_prepared, prepared});
   return entries_.back().prepared;
 }
 

@@ -64,13 +64,14 @@ class Session {
   // current stream.
   void refill(gdn::Partition partition);
 
-  // The context of a problem, made on its first call. `exchange`: -1, or the policy of this call.
-  std::shared_ptr<const Prepared> prepare(const gdn::Problem& problem, int64_t exchange = -1);
+  // The context of a problem and of those `flags` that are ContextOptions, made on its first call.
+  std::shared_ptr<const Prepared> prepare(const gdn::Problem& problem, int64_t flags);
 
  private:
   struct Entry {
     gdn::Problem problem;
     gdn::ExchangePolicy exchange;
+    bool keep_prepared;
     std::shared_ptr<Prepared> prepared;
   };
 
@@ -82,7 +83,7 @@ class Session {
   std::vector<Entry> entries_;
 };
 
-// Bits of the `flags` argument of every op; flags.py has the same table.
+// Bits of the `flags` argument of every op; _library.py has the same table.
 enum Flag : int64_t {
   kL2Norm = 1,
   kGateInKernel = 2,
@@ -90,6 +91,7 @@ enum Flag : int64_t {
   kNegEigval = 8,
   kStateVFirst = 16,
   kExchangeGiven = 32,  // bits 6 and 7: the ExchangePolicy of this call
+  kKeepPrepared = 256,
 };
 inline int64_t exchange_of(int64_t flags) {
   return (flags & kExchangeGiven) ? (flags >> 6) & 3 : -1;

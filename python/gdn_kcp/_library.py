@@ -22,6 +22,7 @@ ops = torch.ops.gdn_kcp
 
 # Bits of the `flags` argument; csrc/session.h has the same table.
 L2NORM, GATE_IN_KERNEL, BETA_SIGMOID, NEG_EIGVAL, STATE_V_FIRST, EXCHANGE_GIVEN = 1, 2, 4, 8, 16, 32
+KEEP_PREPARED = 256
 EXCHANGE = {"auto": 0, "allgather": 1, "a2a": 2}
 
 
@@ -34,3 +35,15 @@ def exchange_flags(exchange: str) -> int:
             f"exchange: expected one of {', '.join(EXCHANGE)}, got {exchange!r}"
         )
     return (EXCHANGE_GIVEN | EXCHANGE[exchange] << 6) if exchange != "auto" else 0
+
+
+def save_flags(save_mode: str, *others: str) -> int:
+    """The flags of what a forward keeps; ``others``: modes beside those that keep a saved set."""
+    modes = ("light", "light_akk", *others)
+    if save_mode not in modes:
+        from .errors import InvalidArgumentError
+
+        raise InvalidArgumentError(
+            f"save_mode: expected one of {', '.join(modes)}, got {save_mode!r}"
+        )
+    return KEEP_PREPARED if save_mode == "light_akk" else 0

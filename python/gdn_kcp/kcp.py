@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ._library import L2NORM, exchange_flags, ops
+from ._library import L2NORM, exchange_flags, ops, save_flags
 from .autograd import (
     Call,
     apply,
@@ -30,14 +30,13 @@ class Saved(NamedTuple):
     block: torch.Tensor
     key: tuple  # shapes and options that the backward must have too
     refills: int  # of its context
+    save_mode: str = "light"
 
 
-def _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph, save_mode="light") -> int:
+def _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph) -> int:
     if not isinstance(ctx, Context):
         raise InvalidArgumentError(f"ctx: expected a gdn_kcp.Context, got {type(ctx).__name__}")
     check_deterministic(deterministic)
-    if save_mode not in ("light", "none"):
-        raise InvalidArgumentError(f"save_mode: expected 'light' or 'none', got {save_mode!r}")
     if graph not in ("off", "replay"):
         raise InvalidArgumentError(f"graph: expected 'off' or 'replay', got {graph!r}")
     return (L2NORM if use_qk_l2norm_in_kernel else 0) | exchange_flags(exchange)
@@ -91,7 +90,10 @@ def chunk_gdn_kcp(
         use_qk_l2norm_in_kernel: q and k times ``rsqrt(sum of squares + 1e-6)`` inside.
         deterministic: accepted; every path is deterministic.
         save_mode: ``"light"`` keeps boundary states for the backward (:func:`saved_bytes`),
-            ``"none"`` keeps nothing and makes (and exchanges) them again.
+            ``"light_akk"`` also what each chunk of 64 tokens was prepared as (inverse, gates,
+            norms), which the backward else makes again, ``"none"`` keeps nothing and makes (and
+            exchanges) all of it again. The results are the same bits; one rank may keep
+            ``"light"`` and another ``"light_akk"``.
         exchange: ``"auto"`` (by bytes), ``"allgather"`` or ``"a2a"``; the same on every rank.
         workspace: a :class:`Workspace` of :func:`workspace_bytes`, or None to allocate one.
         graph: ``"off"``, or ``"replay"`` (CUDA): the first call of a kind is captured in a CUDA graph
@@ -112,7 +114,8 @@ def chunk_gdn_kcp(
     """
     try:
         check_tensors(q, k, v, g, beta)
-        flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph, save_mode)
+        flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph)
+        flags |= save_flags(save_mode, "none")
         block = _block(workspace)
         replays = _replays(ctx, workspace, graph)
         if recompute_handle is not None and not isinstance(recompute_handle, RecomputeHandle):
@@ -128,7 +131,7 @@ def chunk_gdn_kcp(
         return ops.chunk(
             q, k, v, g, beta, None, None, None, partition.cu_seqlens, scale, flags, False
         )[0]
-    call = Call(ctx, None, scale, flags, False, block, save_mode == "light")
+    call = Call(ctx, None, scale, flags, False, block, save_mode != "none")
     call.handle = recompute_handle
     call.replays = replays
     return apply(call, q, k, v, g, beta, None, None, None)[0]
@@ -142,12 +145,17 @@ def chunk_gdn_kcp_forward(
     q, k, v, g, beta, ctx: Context, *, scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False, deterministic: bool | None = None,
     exchange: str = "auto", workspace: Workspace | None = None, graph: str = "off",
-    save_for_backward: bool = True,
+    save_for_backward: bool = True, save_mode: str = "light",
 ) -> tuple[torch.Tensor, Saved | None]:
-    """The forward half of :func:`chunk_gdn_kcp`, without autograd: o, and what its backward needs."""
+    """The forward half of :func:`chunk_gdn_kcp`, without autograd: o, and what its backward needs.
+
+    ``save_mode``: ``"light"`` or ``"light_akk"``, of the saved set.
+    """
     try:
         check_tensors(q, k, v, g, beta)
         flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph)
+        key = _key(q, v, scale, flags)
+        flags |= save_flags(save_mode)
         block = _block(workspace)
         replays = _replays(ctx, workspace, graph)
     except Error as error:
@@ -157,7 +165,7 @@ def chunk_gdn_kcp_forward(
     with torch.no_grad():
         inputs = (q, k, v, g, beta, None, None, None)
         o, _, saved = run_forward(call, inputs, save_for_backward)
-    return o, Saved(saved, _key(q, v, scale, flags), ctx.refills) if save_for_backward else None
+    return o, Saved(saved, key, ctx.refills, save_mode) if save_for_backward else None
 
 
 def chunk_gdn_kcp_backward(
@@ -188,6 +196,7 @@ def chunk_gdn_kcp_backward(
             )
         if saved is not None:
             check_packing(ctx, saved.refills)
+            flags |= save_flags(saved.save_mode)
     except Error as error:
         refuse(ctx, error, "backward")
     call = Call(ctx, None, scale, flags, False, workspace_block, saved is not None)

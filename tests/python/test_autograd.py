@@ -105,6 +105,22 @@ def test_a_recompute_handle_serves_one_checkpoint(device):
     gdn_kcp.chunk_gdn_kcp(*inputs, ctx, recompute_handle=handle)
 
 
+@pytest.mark.parametrize("save_mode", ["light", "light_akk"])
+def test_what_is_kept_serves_two_backwards_and_a_recompute(device, save_mode):
+    inputs = make(130, 1, 2, 16, 16)
+    ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, 1), None, 0, device)
+    want = torch.autograd.grad(gdn_kcp.chunk_gdn_kcp(*inputs, ctx, save_mode="none").sum(), inputs)
+    o = gdn_kcp.chunk_gdn_kcp(*inputs, ctx, save_mode=save_mode)
+    for keep in (True, False):
+        grads = torch.autograd.grad(o.sum(), inputs, retain_graph=keep)
+        assert all(torch.equal(a, b) for a, b in zip(grads, want))
+    handle = gdn_kcp.RecomputeHandle()
+    o = checkpoint(
+        lambda *x: gdn_kcp.chunk_gdn_kcp(*x, ctx, save_mode=save_mode, recompute_handle=handle),
+        *inputs, use_reentrant=False)
+    assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(o.sum(), inputs), want))
+
+
 def test_all_that_is_saved_goes_through_saved_tensors():
     """A hook that takes every saved tensor away leaves nothing alive but inputs and output."""
     inputs = make(130, 2, 4, 32, 32, dtype=torch.float32)

@@ -195,7 +195,7 @@ def workspace(ctx):
     return gdn_kcp.Workspace(nbytes, reference.DEVICE)
 
 
-@pytest.mark.parametrize("save_mode", ["light", "none"])
+@pytest.mark.parametrize("save_mode", ["light", "light_akk", "none"])
 def test_replays_are_bitwise_the_calls(graphs, save_mode):
     ctx = roomy([0, 96])
     ws = workspace(ctx)

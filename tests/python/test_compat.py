@@ -153,10 +153,34 @@ def test_the_blackwell_names(X):
     assert f("is_cake_gdn_X_train_kcp_supported")("cpu")
     with pytest.raises(gdn_kcp.UnsupportedError, match="transfer_walk: expected its default"):
         f("cake_gdn_X_kcp")(*inputs, ctx, transfer_walk="fp32")
-    with pytest.raises(gdn_kcp.UnsupportedError, match="save_mode: expected 'light', got"):
-        f("cake_gdn_X_kcp")(*inputs, ctx, save_mode="light_akk")
+    with pytest.raises(gdn_kcp.UnsupportedError, match="save_mode: expected 'light' or 'light_akk'"):
+        f("cake_gdn_X_kcp")(*inputs, ctx, save_mode="full")
     with pytest.raises(TypeError, match="no_such"):
         f("cake_gdn_X_kcp")(*inputs, ctx, no_such=1)
+
+
+@pytest.mark.parametrize("X", ["det", "nondet"])
+def test_the_blackwell_save_modes(X):
+    def f(name):
+        return getattr(flashinfer, name.replace("X", X))
+
+    ctx = gdn_kcp.build_context(gdn_kcp.partition([0, 30, 70], 1), None, 0, "cpu")
+    inputs = make(70, 2, 4, 16, 16)
+    want = gdn_kcp.chunk_gdn_kcp(*inputs, ctx)
+    assert torch.equal(f("cake_gdn_X_kcp")(*inputs, ctx, save_mode="light_akk"), want)
+    sizes = dict(H_qk=2, HV=4)
+    for query in ("saved", "workspace"):
+        query = f(f"cake_gdn_X_train_kcp_{query}_bytes")
+        assert query(ctx, save_mode="light_akk", **sizes) != query(ctx, **sizes)
+    plain = [t.detach() for t in inputs]
+    o, saved = f("cake_gdn_X_train_kcp_forward")(*plain, ctx, save_mode="light_akk")
+    wanted = torch.autograd.grad(want.sum(), inputs)
+    backward = f("cake_gdn_X_train_kcp_backward")
+    for given in ({}, {"save_mode": "light_akk"}):
+        grads = backward(*plain, ctx, torch.ones_like(o), saved=saved, **given)
+        assert all(torch.equal(a, b) for a, b in zip(grads, wanted))
+    with pytest.raises(gdn_kcp.UnsupportedError, match="save_mode: expected 'light_akk', as in"):
+        backward(*plain, ctx, torch.ones_like(o), saved=saved, save_mode="light")
 
 
 def test_earlier_names():

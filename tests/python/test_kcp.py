@@ -40,7 +40,7 @@ def test_layouts(layout, W):
 
 
 @pytest.mark.parametrize("exchange", ["auto", "allgather", "a2a"])
-@pytest.mark.parametrize("save_mode", ["light", "none"])
+@pytest.mark.parametrize("save_mode", ["light", "light_akk", "none"])
 def test_exchange_and_saving(exchange, save_mode):
     inputs = make(CU[-1], 2, 4, 32, 16)
     do = torch.randn_like(inputs[2].detach())
@@ -156,6 +156,12 @@ def test_explicit_halves_and_byte_queries(device):
         kept = gdn_kcp.chunk_gdn_kcp_backward(*local, ctx, do[:, rows], saved=saved)
         again = gdn_kcp.chunk_gdn_kcp_backward(*local, ctx, do[:, rows], workspace=workspace)
         assert all(torch.equal(x, y) for x, y in zip(kept, again))
+        more = gdn_kcp.saved_bytes(ctx, save_mode="light_akk", **shape)
+        same, whole = gdn_kcp.chunk_gdn_kcp_forward(*local, ctx, save_mode="light_akk")
+        assert torch.equal(same, o) and whole.block.numel() == more > saved.block.numel()
+        for _ in range(2):  # a saved set is only read
+            grads = gdn_kcp.chunk_gdn_kcp_backward(*local, ctx, do[:, rows], saved=whole)
+            assert all(torch.equal(x, y) for x, y in zip(grads, again))
         none = gdn_kcp.chunk_gdn_kcp_forward(*local, ctx, save_for_backward=False)
         assert none[1] is None and torch.equal(none[0], o)
         with pytest.raises(gdn_kcp.WorkspaceTooSmallError, match="workspace: expected at least"):
@@ -187,6 +193,20 @@ def test_saved_bytes_are_the_documented_formula(exchange, records):
         return gdn_kcp.saved_bytes(ctx, H_qk=1, HV=HV, head_dim=D, exchange=exchange)
 
     assert group.run(main) == [n * D * D * HV * 4 for n in records]
+
+
+@pytest.mark.cpu_only(reason="other backends prepare other arrays")
+@pytest.mark.parametrize("dtype,element", [(torch.float32, 4), (torch.float64, 8)])
+def test_what_light_akk_keeps_is_the_documented_formula(dtype, element):
+    """Chunks of 64 tokens of each document: 2 + 1 + 1, each 4288 numbers a head."""
+    ctx = gdn_kcp.build_context(gdn_kcp.partition([0, 70, 71, 135], 1), None, 0, "cpu")
+    shape = dict(H_qk=1, HV=3, head_dim=32, dtype=dtype)
+    light = gdn_kcp.call_bytes(ctx, **shape)
+    whole = gdn_kcp.call_bytes(ctx, save_mode="light_akk", **shape)
+    prepared = 4 * 3 * 4288 * element
+    assert whole == light._replace(saved=light.saved + prepared, backward=light.backward - prepared)
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="save_mode: expected one of light, "):
+        gdn_kcp.saved_bytes(ctx, save_mode="none", H_qk=1, HV=3)
 
 
 @pytest.mark.parametrize("cu", [[0, 32768], [0, 12000, 21000, 27000, 30768, 32768]])

@@ -42,9 +42,9 @@ def _at_default(name: str, given: dict[str, Any], defaults: dict[str, Any]) -> N
 
 
 def _save_mode(save_mode: str | None) -> str:
-    if save_mode not in (None, "light"):
-        raise UnsupportedError(f"save_mode: expected 'light', got {save_mode!r}")
-    return "light"
+    if save_mode not in (None, "light", "light_akk"):
+        raise UnsupportedError(f"save_mode: expected 'light' or 'light_akk', got {save_mode!r}")
+    return save_mode or "light"
 
 
 def _make(X: str) -> dict[str, Any]:
@@ -74,17 +74,20 @@ def _make(X: str) -> dict[str, Any]:
     def forward(q, k, v, g, beta, ctx, *, scale=None, save_mode=None, workspace=None, graph="off",
                 use_qk_l2norm_in_kernel=False, exchange="a2a", save_for_backward=True, **steering):
         _at_default(f"{prefix}_forward", steering, _CALL)
-        _save_mode(save_mode)
         return _kcp.chunk_gdn_kcp_forward(
             q, k, v, g, beta, ctx, scale=scale, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
             deterministic=deterministic, exchange=exchange, workspace=workspace, graph=graph,
-            save_for_backward=save_for_backward)
+            save_for_backward=save_for_backward, save_mode=_save_mode(save_mode))
 
     def backward(q, k, v, g, beta, ctx, do, *, saved=None, scale=None, save_mode=None,
                  workspace=None, graph="off", use_qk_l2norm_in_kernel=False, exchange="a2a",
                  **steering):
         _at_default(f"{prefix}_backward", steering, _CALL)
-        _save_mode(save_mode)
+        kept = getattr(saved, "save_mode", None)
+        if save_mode is not None and kept not in (None, _save_mode(save_mode)):
+            raise UnsupportedError(
+                f"save_mode: expected {kept!r}, as in the forward that kept saved, got {save_mode!r}"
+            )
         return _kcp.chunk_gdn_kcp_backward(
             q, k, v, g, beta, ctx, do, saved=saved, scale=scale,
             use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, deterministic=deterministic,
@@ -96,15 +99,13 @@ def _make(X: str) -> dict[str, Any]:
     def workspace_bytes(ctx, *, H_qk, HV, save_mode=None, backward=True, save_for_backward=True,
                         use_qk_l2norm_in_kernel=False, **steering):
         _at_default(f"{prefix}_workspace_bytes", steering, _BYTES)
-        _save_mode(save_mode)
         return _context.workspace_bytes(
             ctx, H_qk=H_qk, HV=HV, backward=backward, save_for_backward=save_for_backward,
-            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel)
+            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, save_mode=_save_mode(save_mode))
 
     def saved_bytes(ctx, *, H_qk, HV, save_mode=None, **steering):
         _at_default(f"{prefix}_saved_bytes", steering, _BYTES)
-        _save_mode(save_mode)
-        return _context.saved_bytes(ctx, H_qk=H_qk, HV=HV)
+        return _context.saved_bytes(ctx, H_qk=H_qk, HV=HV, save_mode=_save_mode(save_mode))
 
     def comm_bytes(ctx, *, H_qk, HV, backward=True, exchange="a2a", **steering):
         _at_default(f"{prefix}_comm_bytes", steering, _BYTES)
