@@ -42,10 +42,6 @@ inline uint32_t fms_bf16(uint32_t a, uint32_t b, uint32_t c) {
   return fma_bf16(a, b, c ^ 0x80008000u);
 }
 
-template <typename T>
-T forget_value(T x) {
-  return x;
-}
 inline int fresh_thread_index() { return static_cast<int>(simt::thread_index().x); }
 inline bool elect_one() { return simt::thread_index().x % 32 == 0; }
 

@@ -52,19 +52,6 @@ __device__ __forceinline__ uint32_t fms_bf16(uint32_t a, uint32_t b, uint32_t c)
   return fma_bf16(a, b, c ^ 0x80008000u);
 }
 
-// x, as if its value were not known: what is made from it is made again here, which costs fewer
-// instructions than the registers to keep it from an earlier use.
-template <typename T>
-__device__ __forceinline__ T forget_value(T x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
-__device__ __forceinline__ float forget_value(float x) {
-  asm volatile("" : "+f"(x));
-  return x;
-}
-
 // threadIdx.x, read anew.
 __device__ __forceinline__ int fresh_thread_index() {
   int index;
@@ -280,10 +267,6 @@ __device__ __forceinline__ float2 unpack_bf16(uint32_t x) { return {bf16_low(x),
 struct SplitPair {
   uint32_t high, low;
 };
-__device__ __forceinline__ SplitPair split_pair(float a, float b) {
-  const uint32_t high = pack_bf16(a, b);
-  return {high, pack_bf16(a - bf16_low(high), b - bf16_high(high))};
-}
 __device__ __forceinline__ uint32_t scale_bf16(uint32_t x, SplitPair factor) {
   return fma_bf16(x, factor.high, mul_bf16(x, factor.low));
 }

@@ -154,7 +154,7 @@ struct Decays {
 };
 
 // The decays of a warp's 16 rows, in blocks of 16 columns: w_i = row_i key_j e^{G_i-G_j} of this
-// thread's 8 accumulator entries of a block, 0 above the diagonal (`strict`: and on it). Below the
+// thread's 8 accumulator entries of a block, 0 above the diagonal. Below the
 // diagonal block the decay is a row factor times a column factor, each at most 1, that meet at the
 // end of the column's block. Without branches, so that the blocks overlap.
 struct DecayRows {
@@ -165,7 +165,7 @@ struct DecayRows {
   float diagonal[8];
 
   __device__ __forceinline__ DecayRows(const Decays& of, float first, float second, int warp_row,
-                                       int lane, bool strict = false)
+                                       int lane)
       : decays(of), row0(first), row1(second), warp(warp_row), c2(2 * (lane % 4)) {
     const int r0 = lane / 4;  // within the warp's block
     g0 = decays.gate[16 * warp + r0], g1 = decays.gate[16 * warp + r0 + 8];
@@ -175,7 +175,7 @@ struct DecayRows {
       const float2 g = *reinterpret_cast<const float2*>(&decays.gate[16 * warp + c]);
       const float2 k = *reinterpret_cast<const float2*>(&decays.key[16 * warp + c]);
       const auto entry = [&](int row, int col, float gi, float gj, float f) {
-        return col < row + !strict ? f * exp2_approx(gi - gj) : 0.0f;
+        return col <= row ? f * exp2_approx(gi - gj) : 0.0f;
       };
       diagonal[4 * h] = entry(r0, c, g0, g.x, row0 * k.x);
       diagonal[4 * h + 1] = entry(r0, c + 1, g0, g.y, row0 * k.y);
@@ -445,26 +445,5 @@ __device__ __forceinline__ float sum_rows(const float (&x)[8], int lane, int& co
   column = 8 * (2 * (lane / 16) + lane / 8 % 2) + 2 * (lane % 4) + lane / 4 % 2;
   return c[0];
 }
-
-// Of a 16 x 16 product x y^T the diagonal: x 16 rows as 8 k steps of fragments, put(kk, a) gives
-// one; y rows [row, row + 16) of two tiles [64 rows][64]. Thread g * 4 + g / 2 has entries g, g
-// + 8.
-template <typename Put>
-__device__ __forceinline__ float2 diagonal_products(Put&& put, uint32_t y, int row, int lane) {
-  float c[2][4] = {};  // [half of the rows]
-#pragma unroll
-  for (int kk = 0; kk < 8; ++kk) {
-    uint32_t a[4], b[4];
-    ldmatrix_x4(b, tile_address(y + (kk / 4) * kTileBytes, row + lane % 8 + 8 * (lane / 16),
-                                16 * (kk % 4) + 8 * (lane / 8 % 2)));
-    put(kk, a);
-    mma_bf16(c[0], a, b[0], b[1]);
-    mma_bf16(c[1], a, b[2], b[3]);
-  }
-  const int odd = lane / 4 % 2;
-  return {odd ? c[0][1] : c[0][0], odd ? c[1][3] : c[1][2]};
-}
-// Whether that thread is this one.
-__device__ __forceinline__ bool has_diagonal(int lane) { return lane % 4 == lane / 8; }
 
 }  // namespace gdn::sm90
