@@ -68,30 +68,6 @@ __device__ __forceinline__ void put_and_decay(float (&state)[64], float decay,
   }
 }
 
-// y = V^T - a y, V a tile [64 tokens][64 of V]; b: beta y as operand.
-__device__ __forceinline__ void make_y(float (&y)[32], uint32_t (&b)[16], const bf16* values,
-                                       const BackwardVectors& vectors, const StateLane& own) {
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {  // 16 tokens
-    uint32_t x[4];
-    ldmatrix_x4_trans(x, tile_address(smem_address(values), 16 * j + own.token, own.column));
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int t = 16 * j + 8 * h + 2 * own.pair;
-      const float2 a = *reinterpret_cast<const float2*>(&vectors.a[t]);
-      const float2 beta = *reinterpret_cast<const float2*>(&vectors.beta[t]);
-      const float2 v0 = unpack_bf16(x[2 * h]), v1 = unpack_bf16(x[2 * h + 1]);
-      float* at = &y[8 * j + 4 * h];
-      at[0] = v0.x - a.x * at[0];
-      at[1] = v0.y - a.y * at[1];
-      at[2] = v1.x - a.x * at[2];
-      at[3] = v1.y - a.y * at[3];
-      b[4 * j + 2 * h] = pack_bf16(beta.x * at[0], beta.y * at[1]);
-      b[4 * j + 2 * h + 1] = pack_bf16(beta.x * at[2], beta.y * at[3]);
-    }
-  }
-}
-
 // E in the place of V, and c E, which is also left as operand.
 __device__ __forceinline__ void put_e(const float (&e)[32], uint32_t (&weighted)[16], bf16* tile,
                                       bf16* weighted_tile, const float* c, const StateLane& own) {
@@ -141,7 +117,12 @@ __device__ __forceinline__ void step_state(float (&state)[64], float decay, Back
   barrier_wait(&s.values_full, parity);
   {
     uint32_t b[16];
-    make_y(y, b, s.v[half], vectors, own);
+    const auto factors = [&](int t) {
+      const float2 a = *reinterpret_cast<const float2*>(&vectors.a[t]);
+      const float2 beta = *reinterpret_cast<const float2*>(&vectors.beta[t]);
+      return make_float4(a.x, a.y, beta.x, beta.y);
+    };
+    make_y(y, b, s.v[half], factors, true, own);
     const Operand w = plain_operand(smem_address(s.w), 128, 1024);
     wgmma_fence();
 #pragma unroll

@@ -210,7 +210,8 @@ __device__ __forceinline__ void step_state(float (&state)[64], WalkShared<kKind>
   settle(y);
   {
     uint32_t b[16];
-    make_y(y, b, stage.v[own.half], stage.inner, has_values, own);
+    const auto factors = [&](int t) { return stage.inner[t / 2]; };
+    make_y(y, b, stage.v[own.half], factors, has_values, own);
     const Operand w = plain_operand(smem_address(stage.w), 128, 1024);
     wgmma_fence();
 #pragma unroll

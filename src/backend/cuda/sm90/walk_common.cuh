@@ -345,10 +345,11 @@ __device__ __forceinline__ void pack_state(uint32_t (&a)[32], const float (&stat
   for (int i = 0; i < 32; ++i) a[i] = pack_bf16(state[2 * i], state[2 * i + 1]);
 }
 
-// y = V^T - a y, V a tile [64 tokens][64 of V]; b: beta y as operand. `inner` {a_t, a_t+1, beta_t,
-// beta_t+1}.
+// y = V^T - a y, V a tile [64 tokens][64 of V]; b: beta y as operand. factors(t), t even: {a_t,
+// a_t+1, beta_t, beta_t+1}.
+template <typename Factors>
 __device__ __forceinline__ void make_y(float (&y)[32], uint32_t (&b)[16], const bf16* values,
-                                       const float4* inner, bool has_values, const StateLane& own) {
+                                       Factors&& factors, bool has_values, const StateLane& own) {
   const uint32_t v = smem_address(values);
 #pragma unroll
   for (int j = 0; j < 4; ++j) {  // 16 tokens
@@ -356,7 +357,7 @@ __device__ __forceinline__ void make_y(float (&y)[32], uint32_t (&b)[16], const 
     if (has_values) ldmatrix_x4_trans(x, tile_address(v, 16 * j + own.token, own.column));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float4 f = inner[8 * j + 4 * h + own.pair];
+      const float4 f = factors(16 * j + 8 * h + 2 * own.pair);
       const float2 v0 = unpack_bf16(x[2 * h]), v1 = unpack_bf16(x[2 * h + 1]);
       float* at = &y[8 * j + 4 * h];
       at[0] = v0.x - f.x * at[0];
