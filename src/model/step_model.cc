@@ -17,7 +17,7 @@ const std::vector<DeviceRates>& all_rates() {
       // 2026-11-29. At M (24,672 chunk-heads, 188 chunks in its longest document): prepare 0.42 ms,
       // run 0.77, summary 0.12 over 0.8 of the chunks, fold 0.12 in 4 steps; backward 0.42 + 2 *
       // 1.13 even, 2 * (0.39 + 0.56) walks, summary 0.16. chain_us: N, whose walks are 50 chunks
-      // and leave the device idle.
+      // and leave the device idle. Folds since 2026-11-30 as below: one kernel serves both.
       {.name = "cuda-portable",
        .forward = {10, 17, 31, 3.8, 6.1},
        .backward = {10, 112, 77, 8.4, 8.1},

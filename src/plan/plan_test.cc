@@ -201,6 +201,13 @@ TEST(Plan, FoldsCoverEveryHeadOnce) {
   EXPECT_EQ(gathered.forward.fold.head_end, 3);
 }
 
+TEST(Plan, SegmentsOfFewHeadsAreShort) {
+  EXPECT_EQ(segment_chunks_of_heads(48, 132, 448), 162);
+  EXPECT_EQ(segment_chunks_of_heads(9, 132, 448), 32);
+  EXPECT_EQ(segment_chunks_of_heads(8, 132, 448), 11);
+  EXPECT_EQ(segment_chunks_of_heads(8, 132, 448, 1), 1);
+}
+
 TEST(Plan, SegmentsOfManyRanksAreShorter) {
   EXPECT_EQ(segment_chunks_over(1, 163), 163);
   EXPECT_EQ(segment_chunks_over(2, 163), 65);

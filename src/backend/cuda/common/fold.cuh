@@ -18,7 +18,7 @@ struct FoldParams {
   const int64_t* chains;
   const int64_t* num_chains;
   float* tables[kNumTables];
-  int heads, head_begin;
+  int heads;
   int cols;
   bool transpose;
 };
