@@ -8,7 +8,7 @@
 // - bulk_store_wait and bulk_store_complete are one: both end when this thread's stores have been
 //   written. Who reads global memory after a bulk_store_wait alone is not found.
 // - A copy or store happens at one moment, whole: half a box is never seen.
-// - Prefetches, cache policies and the registers of a warpgroup do nothing.
+// - Cache policies and the registers of a warpgroup do nothing.
 #pragma once
 
 #include <cuda.h>
@@ -38,11 +38,9 @@ inline uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
   return bf16_pair(std::fma(cuda::bf16_half(a, 0), cuda::bf16_half(b, 0), cuda::bf16_half(c, 0)),
                    std::fma(cuda::bf16_half(a, 1), cuda::bf16_half(b, 1), cuda::bf16_half(c, 1)));
 }
-inline uint32_t fms_bf16(uint32_t a, uint32_t b, uint32_t c) {
-  return fma_bf16(a, b, c ^ 0x80008000u);
-}
 
-inline int fresh_thread_index() { return static_cast<int>(simt::thread_index().x); }
+inline uint32_t fresh_thread_index() { return simt::thread_index().x; }
+inline uint32_t made_anew(uint32_t x) { return x; }
 inline bool elect_one() { return simt::thread_index().x % 32 == 0; }
 
 // ---- mbarrier: its 64 bits
@@ -166,8 +164,6 @@ inline void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar,
     barrier_complete_bytes(bar, bytes);
   });
 }
-inline void bulk_prefetch(const void*, uint32_t) {}
-inline void tensor_prefetch(const CUtensorMap*, int, int, int, int) {}
 inline void bulk_store(void* dst, const void* src, uint32_t bytes) {
   const unsigned char* from = bulk_pointer(src, dst, bytes);
   simt::store_some_time([=] { std::memcpy(dst, from, bytes); });

@@ -6,10 +6,11 @@
 namespace gdn::sm90 {
 namespace {
 
+template <bool kNorm>
 __global__ void __launch_bounds__(kBackwardThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams params) {
   GDN_SHARED_BYTES(raw_shared, 1024);
-  backward_block(params, *reinterpret_cast<BackwardShared*>(raw_shared));
+  backward_block<kNorm>(params, *reinterpret_cast<BackwardShared*>(raw_shared));
 }
 
 }  // namespace
@@ -19,7 +20,9 @@ Status launch_backward(const BackwardParams& params, int blocks, Stream stream) 
                                 .threads = kBackwardThreads,
                                 .shared_bytes = sizeof(BackwardShared),
                                 .cooperative = blocks > 1};
-  return cuda::launch("k_backward_sm90", backward_kernel, shape, stream, params);
+  return params.l2norm
+             ? cuda::launch("k_backward_sm90", backward_kernel<true>, shape, stream, params)
+             : cuda::launch("k_backward_sm90", backward_kernel<false>, shape, stream, params);
 }
 
 }  // namespace gdn::sm90

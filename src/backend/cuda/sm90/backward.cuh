@@ -17,21 +17,23 @@
 // warpgroups: 48 + 2 * 144 + 2 * 72.
 //
 // A chunk: S's image (states_ready) -> E (e_ready) -> dP, N (squares_ready) -> rows of dq, of dk.
-// dO S^T and <dS, S> come before dP is needed; the next chunk's S takes the place of the image when
-// dY S^T is done too.
+// dO S^T and gam_C <dS, S> come before dP is needed, and the state, decayed by then, takes K^T (c
+// E) only after; the next chunk's S takes the place of the image when dY S^T is done too.
 //
 // dq and dk are sums over the G value heads of a group, whose blocks walk the same pieces: block 0
 // stores its rows (bf16), every other one adds its own when the block before it has: those of dk in
 // L2, those of dq in fp32 to what it loads, since dq takes more of the roundings. So the order of
 // the sum is fixed, and no block waits for a later one.
 //
-// Code: a multiprocessor holds 32 KB of it, and what does not fit is read again for every chunk, at
-// 128 bytes a clock for up to 18 multiprocessors. So loops are kept rolled, and roles share code.
+// Code: a multiprocessor holds 32 KB of it, and a chunk uses 45: what does not fit is read again
+// every time, at 128 bytes a clock for up to 18 multiprocessors, of which this kernel takes nine
+// tenths. So loops are kept rolled, roles share code, and what only the norm inside needs is in a
+// kernel of its own.
 //
-// Each buffer is loaded as soon as its last reader of the chunk before is done; the next chunk's
-// rows are prefetched to L2. What is made of a chunk takes the place of what has been read: E that
-// of V, rows of dq that of d_o, rows of dk that of dS. Shared, KiB: k and q 2 x 16 each, S 32, dS
-// 32, V, c E, d_o, d_v 16 each, W, dP, N 8 each, sums and factors 11 = 227.
+// Each buffer is loaded as soon as its last reader of the chunk before is done. What is made of a
+// chunk takes the place of what has been read: E that of V, rows of dq that of d_o, rows of dk that
+// of k. Shared, KiB: k and q 2 x 16 each, S 32, dS 32, V, c E, d_o, d_v 16 each, W, dP, N 8 each,
+// sums and factors 11 = 227.
 #pragma once
 
 #include "backend/cuda/sm90/backward_copies.cuh"
@@ -40,10 +42,13 @@
 
 namespace gdn::sm90 {
 
+// kNorm: q and k are normalised inside. Code that does not run costs too, where it is between what
+// does.
+template <bool kNorm>
 __device__ __forceinline__ void backward_block(const BackwardParams& p, BackwardShared& s) {
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-  init_barriers(s);
+  init_barriers(s, !p.d_o.rows);
   if (threadIdx.x == 0) s.walk = Walk(p.walk);
   clear_tile(s.w);
   clear_tile(s.dp);
@@ -62,10 +67,10 @@ __device__ __forceinline__ void backward_block(const BackwardParams& p, Backward
     }
   } else if (warpgroup < 3) {
     registers_increase<144>();
-    run_state(p, s, warpgroup - 1);
+    run_state<kNorm>(p, s, warpgroup - 1);
   } else {
     registers_decrease<72>();
-    run_gradients(p, s, warpgroup - 3);
+    run_gradients<kNorm>(p, s, warpgroup - 3);
   }
 }
 

@@ -40,24 +40,15 @@ __device__ __forceinline__ void fill_chunks(const BackwardParams& params, Backwa
     tensor_load(s.d_v, &params.d_v_map, &s.d_v_full, 0, at.row, 0, at.value_head, once);
     // The place holds rows of dq until the turn before has added them to its own.
     barrier_wait(&s.before_read, again);
-    barrier_expect_bytes(&s.q_full[stage], 2 * kTileBytes);
-    tensor_load(s.q[stage], &p.q, &s.q_full[stage], 0, at.row, 0, at.key_head);
+    barrier_wait(&s.d_o_empty, again);
+    barrier_expect_bytes(&s.d_o_full, 2 * kTileBytes * (1 + params.d_o.rows));
+    tensor_load(s.q[stage], &p.q, &s.d_o_full, 0, at.row, 0, at.key_head);
     if (params.d_o.rows) {
-      barrier_wait(&s.d_o_empty, again);
-      barrier_expect_bytes(&s.d_o_full, 2 * kTileBytes);
       tensor_load(s.d_o, &params.d_o_map, &s.d_o_full, 0, at.row, 0, at.value_head, once);
     }
-    barrier_wait(&s.dstates_empty, again);
+    barrier_wait(&s.dstates_read, again);
     barrier_expect_bytes(&s.dstates_full, 4 * kTileBytes);
     bulk_load(s.dstates, dstates, 4 * kTileBytes, &s.dstates_full, once);
-    if (!at.last) {
-      const int next = at.row + kChunkTokens;
-      bulk_prefetch(dstates + p.heads_v * 4 * kTileElements, 4 * kTileBytes);
-      if (s.walk.sub == 0) tensor_prefetch(&p.q, 0, next, 0, at.key_head);
-      tensor_prefetch(&p.v, 0, next, 0, at.value_head);
-      tensor_prefetch(&params.d_v_map, 0, next, 0, at.value_head);
-      if (params.d_o.rows) tensor_prefetch(&params.d_o_map, 0, next, 0, at.value_head);
-    }
   });
 }
 
@@ -132,6 +123,7 @@ __device__ __forceinline__ void make_factors(const BackwardParams& p, BackwardSh
       const float gate = vectors.gate[t], rk = vectors.rk[t], beta = vectors.beta[t];
       vectors.a[t] = exp2_approx(gate) * rk;
       vectors.key[t] = rk * beta;
+      vectors.column[t] = exp2_approx(vectors.gate[t | 15] - gate) * rk * beta;
       vectors.c[t] = exp2_approx(vectors.gate[kChunkTokens - 1] - gate) * rk * beta;
       rare |= d_v_factor(beta) != 1.0f;
     }
@@ -145,7 +137,6 @@ __device__ __forceinline__ void make_factors(const BackwardParams& p, BackwardSh
       if (lane == 0) barrier_arrive(&s.d_o_full);
     }
     for (uint64_t* full : {&s.values_full, &s.d_v_full, &s.d_o_full}) barrier_wait(full, parity);
-    barrier_wait(&s.q_full[stage], at.stage_parity());
     if (rare) {
       __syncwarp();
       finish_d_v(p.d_v, s, at, lane);
@@ -191,14 +182,15 @@ __device__ __forceinline__ void write_sums(const BackwardParams& p, BackwardShar
       const bool is_dk = which == 1;
       const int number = 2 * at.turn + which + 1;
       const bool is_short = at.tokens < kChunkTokens;
-      const auto& tiles = is_dk ? s.dstates[0] : s.d_o;
+      const auto& tiles = is_dk ? s.k[at.stage()] : s.d_o;
       const bool add = is_dk && sub > 0;  // rows of dq are sums already
       if (add && lane == 0) {
         await_counter(rows_counter(p, s.walk.lane_group, sub - 1), number);
         fence_global_copies();
       }
       __syncwarp();
-      barrier_wait(is_dk ? &s.dk_full : &s.dq_full, at.parity());
+      barrier_wait(is_dk ? &s.dk_full[at.stage()] : &s.dq_full,
+                   is_dk ? at.stage_parity() : at.parity());
       if (lane == 0 && !is_short) {
         const CUtensorMap* map = &p.rows_map[which];
         if (add) tensor_add(map, tiles, 0, at.row, 0, at.key_head);
@@ -211,7 +203,7 @@ __device__ __forceinline__ void write_sums(const BackwardParams& p, BackwardShar
         __threadfence();
         __syncwarp();
       }
-      barrier_arrive(is_dk ? &s.dstates_empty : &s.d_o_empty);
+      barrier_arrive(is_dk ? &s.keys_empty[at.stage()] : &s.d_o_empty);
       if (sub + 1 < p.walk.group && lane == 0) {
         bulk_store_complete();
         flag_release(rows_counter(p, s.walk.lane_group, sub), number);
@@ -233,7 +225,6 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
       g[x] = cuda::load_scalar(p.g, at.row + t, at.value_head);
       beta[x] = s.vectors[stage].beta[2 * lane + x];
     }
-    const float decay = exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]);
     barrier_arrive(&s.keys_empty[stage]);
     barrier_wait(&s.sums_full, at.parity());
     float pairs[2], reads[2], writes[2], dots[2];
@@ -242,7 +233,11 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
       const int t = 2 * lane + x;
       float columns = 0.0f;
 #pragma unroll
-      for (int w = 0; w < 4; ++w) columns += s.pair_columns[0][w][t] + s.pair_columns[1][w][t];
+      for (int w = 0; w < 4; ++w) {
+        if (w < t / 16) continue;
+        const int block = w * (w + 1) / 2 + t / 16;
+        columns += s.pair_columns[0][block][t % 16] + s.pair_columns[1][block][t % 16];
+      }
       pairs[x] = s.pair_rows[0][t] + s.pair_rows[1][t] - columns;
       const float row = s.row_dots[0][0][t] + s.row_dots[1][0][t];
       reads[x] = s.query_dots[0][t] + s.query_dots[1][t] + row;
@@ -255,7 +250,6 @@ __device__ __forceinline__ void write_scalars(const BackwardParams& p, BackwardS
     barrier_arrive(&s.sums_empty);
 #pragma unroll
     for (int bit = 1; bit < 32; bit *= 2) all += __shfl_xor_sync(0xffffffffu, all, bit);
-    all *= decay;
     cuda::sum_from(pairs, lane);
     cuda::sum_from(reads, lane);
     cuda::sum_before(writes, lane);

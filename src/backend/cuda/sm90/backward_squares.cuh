@@ -6,147 +6,117 @@
 
 namespace gdn::sm90 {
 
-// Products of 64 x 64 are made in halves of 32 columns by one loop: half the code and half the
-// registers. The caches of a multiprocessor hold little more than 32 KB of code, and what does not
-// fit comes at 128 bytes a clock for up to 18 of them.
-inline constexpr int kHalves = 2, kHalfColumns = 32, kHalfBlocks = 2;
-
-// Decays of a thread's 8 entries of a 16 x 16 block: row_i key_j e^{G_i-G_j}. At most those of j <=
-// i are meant; the others may be anything, infinite too.
-struct EntryDecays {
-  const BackwardVectors& vectors;
-  float gate[2], row[2];  // of this thread's two rows
-  int column;             // its first one in each half of a block
-
-  __device__ __forceinline__ void block(int j, float (&w)[8]) const {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int at = 16 * j + 8 * h + column;
-      const float2 g = *reinterpret_cast<const float2*>(&vectors.gate[at]);
-      const float2 k = *reinterpret_cast<const float2*>(&vectors.key[at]);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        w[4 * h + 2 * r] = row[r] * k.x * exp2_approx(gate[r] - g.x);
-        w[4 * h + 2 * r + 1] = row[r] * k.y * exp2_approx(gate[r] - g.y);
-      }
-    }
-  }
-};
-
-// Sums of pair products over rows and columns. Both take the same products, so a pair's share of
-// one is its share of the other.
-struct PairSums {
-  float rows[2] = {0.0f, 0.0f};
-  float columns[8];  // of the half
-
-  // Entry i of a thread's 8 of block b of the half.
-  __device__ __forceinline__ void add(int b, int i, float x, float y) {
-    rows[(i / 2) % 2] += x * y;
-    columns[4 * b + 2 * (i / 4) + i % 2] += x * y;
-  }
-  __device__ __forceinline__ void begin_half() {
-#pragma unroll
-    for (float& x : columns) x = 0.0f;
-  }
-  __device__ __forceinline__ void end_half(float* out, const GradientLane& own) const {
-    int column;
-    const float sum = sum_rows(columns, own.lane, column);
-    out[column] = sum;
-  }
-  __device__ __forceinline__ void end(float* out, const GradientLane& own) const {
-    const float first = cuda::quad_sum(rows[0]), second = cuda::quad_sum(rows[1]);
-    if (own.lane % 4 == 0) {
-      out[own.row] = first;
-      out[own.row + 8] = second;
-    }
-  }
-};
-
-// Of a chunk dP from dO E^T and its pairs with Q K^T without the diagonal (warpgroup 3), or N + N^T
-// from dY E^T, and the pairs of N with K K^T (warpgroup 4): one code.
-__device__ __forceinline__ void make_square(BackwardShared& s, int turn, bool is_n,
-                                            const GradientLane& own) {
-  const int stage = turn & 1;
+// Of a chunk dP from dO E^T (warpgroup 3) or N + N^T from dY E^T (warpgroup 4), one code. x: this
+// thread's entries of dP or N without the diagonal, in accumulator layout.
+__device__ __forceinline__ void make_square(float (&x)[32], BackwardShared& s, int turn,
+                                            bool is_n) {
   const uint32_t parity = turn & 1;
-  const BackwardVectors& vectors = s.vectors[stage];
+  const BackwardVectors& vectors = s.vectors[turn & 1];
+  for (uint64_t* full : {&s.d_o_full, &s.d_v_full, &s.e_ready}) barrier_wait(full, parity);
+  start_qk(x, is_n ? s.d_v : s.d_o, s.v);
+  const GradientLane own(fresh_thread());
   const auto factor = [&](int row) {
     return is_n ? -vectors.rk[row] * d_v_factor(vectors.beta[row]) : vectors.rq[row];
   };
-  const EntryDecays decays{vectors,
-                           {vectors.gate[own.row], vectors.gate[own.row + 8]},
-                           {factor(own.row), factor(own.row + 8)},
-                           2 * (own.lane % 4)};
-  const int diagonal = own.lane / 4 - decays.column;  // entries i % 2 of diagonal 8 x 8 blocks
+  const Decays decays{vectors.gate, vectors.key, vectors.column};
+  const DecayRows rows(decays, factor(own.row), factor(own.row + 8), own.warp, own.lane, is_n);
+  const int diagonal = own.lane / 4 - rows.c2;  // entries i % 2 of diagonal 8 x 8 blocks
   const uint32_t square = smem_address(is_n ? s.n : s.dp);
-  PairSums sums;
-  barrier_wait(&s.squares_empty, parity ^ 1);
-  barrier_wait(&s.sums_empty, parity ^ 1);
-#pragma unroll 1
-  for (int half = 0; half < kHalves; ++half) {
-    float keys[16], weighed[16];
-    start_qk(keys, is_n ? s.k[stage] : s.q[stage], s.k[stage], half * kHalfColumns);
-    for (uint64_t* full : {&s.d_o_full, &s.d_v_full, &s.e_ready}) barrier_wait(full, parity);
-    start_qk(weighed, is_n ? s.d_v : s.d_o, s.v, half * kHalfColumns);
-    float factors[kHalfBlocks][8];
+  wgmma_wait<0>();
+  settle(x);
 #pragma unroll
-    for (int b = 0; b < kHalfBlocks; ++b) decays.block(half * kHalfBlocks + b, factors[b]);
-    wgmma_wait<0>();
-    settle(keys);
-    settle(weighed);
-    sums.begin_half();
+  for (int j = 0; j < 4; ++j) {
+    float w[8];
+    rows.block(j, w);
 #pragma unroll
-    for (int b = 0; b < kHalfBlocks; ++b) {
-      const int j = half * kHalfBlocks + b;
-      if (j > own.warp) continue;
-      float(&x)[8] = factors[b];
-      if (j == own.warp) {
-        x[4] = x[5] = 0.0f;
-#pragma unroll
-        for (const int i : {0, 1, 6, 7}) {
-          if (diagonal < i % 2 + is_n) x[i] = 0.0f;
-          if (diagonal == i % 2) keys[8 * b + i] = 0.0f;  // pairs without the diagonal
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        x[i] *= weighed[8 * b + i];
-        sums.add(b, i, x[i], keys[8 * b + i]);
-      }
-      // 8 x 8 matrices (row half, column half): 0 (0, 0), 1 (1, 0), 2 (0, 1), 3 (1, 1).
-      uint32_t m[4] = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
-                       pack_bf16(x[6], x[7])};
-      if (is_n) {
-        if (j == own.warp) {
-          // Each entry has one of N and N^T at most, the other is 0: the sums are exact.
-          m[0] = add_bf16(m[0], cuda::movmatrix_trans(m[0]));
-          m[2] = cuda::movmatrix_trans(m[1]);
-          m[3] = add_bf16(m[3], cuda::movmatrix_trans(m[3]));
-        } else {
-          // Block (j, warp) is the transpose: matrix (c, r) is that of (r, c).
-          stmatrix_x4_trans(tile_address(square, 16 * j + own.lane % 8 + 8 * (own.lane / 16),
-                                         16 * own.warp + 8 * (own.lane / 8 % 2)),
-                            m[0], m[1], m[2], m[3]);
-        }
-      }
-      stmatrix_x4(own.at(square, j), m[0], m[1], m[2], m[3]);
-    }
-    sums.end_half(&s.pair_columns[is_n][own.warp][half * kHalfColumns], own);
+    for (int i = 0; i < 8; ++i) x[8 * j + i] *= w[i];
   }
-  sums.end(s.pair_rows[is_n], own);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if (j > own.warp) break;
+    float* const w = &x[8 * j];
+    // 8 x 8 matrices (row half, column half): 0 (0, 0), 1 (1, 0), 2 (0, 1), 3 (1, 1).
+    uint32_t m[4] = {pack_bf16(w[0], w[1]), pack_bf16(w[2], w[3]), pack_bf16(w[4], w[5]),
+                     pack_bf16(w[6], w[7])};
+    const bool is_diagonal = j == own.warp;
+    if (is_n) {
+      if (is_diagonal) {
+        // Each entry has one of N and N^T at most, the other is 0: the sums are exact.
+        m[0] = add_bf16(m[0], cuda::movmatrix_trans(m[0]));
+        m[2] = cuda::movmatrix_trans(m[1]);
+        m[3] = add_bf16(m[3], cuda::movmatrix_trans(m[3]));
+      } else {
+        // Block (j, warp) is the transpose: matrix (c, r) is that of (r, c).
+        stmatrix_x4_trans(tile_address(square, 16 * j + own.lane % 8 + 8 * (own.lane / 16),
+                                       16 * own.warp + 8 * (own.lane / 8 % 2)),
+                          m[0], m[1], m[2], m[3]);
+      }
+    }
+    stmatrix_x4(own.at(square, j), m[0], m[1], m[2], m[3]);
+    if (is_diagonal) {
+#pragma unroll
+      for (const int i : {0, 1, 6, 7}) {
+        if (diagonal == i % 2) w[i] = 0.0f;
+      }
+    }
+  }
   fence_async_proxy();
   barrier_arrive(&s.values_empty);
   barrier_arrive(&s.squares_ready);
 }
 
+// Sums over rows and columns of the pairs of dP with Q K^T, or of N with K K^T. Both take the same
+// products, so a pair's share of one is its share of the other. In halves of 32 columns: so they
+// fit in registers beside the square, whose second half takes the place of the first.
+__device__ __forceinline__ void sum_pairs(float (&x)[32], BackwardShared& s, int turn, bool is_n) {
+  const int stage = turn & 1;
+  float rows[2] = {0.0f, 0.0f};
+  barrier_wait(&s.sums_empty, (turn & 1) ^ 1);
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+    float keys[16];
+    start_qk(keys, is_n ? s.k[stage] : s.q[stage], s.k[stage], 32 * half);
+    const GradientLane own(fresh_thread());
+    wgmma_wait<0>();
+    settle(keys);
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      const int j = 2 * half + b;
+      if (j > own.warp) break;
+      float columns[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float product = x[8 * b + i] * keys[8 * b + i];
+        rows[i / 2 % 2] += product;
+        columns[2 * (i / 4) + i % 2] += product;
+      }
+      int column;
+      const float sum = sum_rows(columns, own.lane, column);
+      if (own.lane / 4 % 2 == 0) {
+        s.pair_columns[is_n][own.warp * (own.warp + 1) / 2 + j][column] = sum;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 16; ++i) x[i] = x[16 + i];
+  }
+  const GradientLane own(fresh_thread());
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float sum = cuda::quad_sum(rows[r]);
+    if (own.lane % 4 == 0) s.pair_rows[is_n][own.row + 8 * r] = sum;
+  }
+}
+
 // Warpgroup `half`: dP (0) or N (1) of every chunk, then a half of K of dk.
+template <bool kNorm>
 __device__ __forceinline__ void run_gradients(const BackwardParams& p, BackwardShared& s,
                                               int half) {
   for_chunks(p.walk, s.walk, [&](const ChunkAt& at) {
-    barrier_wait(&s.keys_full[at.stage()], at.stage_parity());
     barrier_wait(&s.factors_full[at.stage()], at.stage_parity());
-    barrier_wait(&s.q_full[at.stage()], at.stage_parity());
-    make_square(s, at.turn, half == 1, GradientLane(fresh_thread()));
-    make_dk(p, s, at.turn, half, GradientLane(fresh_thread()));
+    float square[32];
+    make_square(square, s, at.turn, half == 1);
+    sum_pairs(square, s, at.turn, half == 1);
+    make_dk<kNorm>(s, at.turn, half);
   });
 }
 

@@ -27,44 +27,57 @@ __device__ __forceinline__ void put_beta_dots(const float (&e)[32], const bf16* 
   *reinterpret_cast<float2*>(out + token) = sums;
 }
 
-// This warp's part of <dS, S>, as eight sums: both images have the same order. A product of two
-// bf16 is a bf16 and another one that is left, exactly; a product with ones sums them in fp32.
-__device__ __forceinline__ void put_state_dot(const BackwardShared& s, float* out,
+// This warp's part of the product of dS with its decayed S, as eight sums.
+__device__ __forceinline__ void put_state_dot(const float (&state)[64],
+                                              const bf16 (&image)[2][kTileElements], float* out,
                                               const StateLane& own) {
-  const int first = 128 * own.half + own.thread;
-  const auto* x = reinterpret_cast<const uint4*>(s.states) + first;
-  const auto* y = reinterpret_cast<const uint4*>(s.dstates) + first;
-  constexpr uint32_t kOnes = 0x3f803f80;
-  float sums[2][4] = {};
-#pragma unroll 2
-  for (int i = 0; i < kDim * kDim / 8; i += 256) {
-    const uint4 a = x[i], b = y[i];
-    const uint32_t high[4] = {mul_bf16(a.x, b.x), mul_bf16(a.y, b.y), mul_bf16(a.z, b.z),
-                              mul_bf16(a.w, b.w)};
-    mma_bf16(sums[0], high, kOnes, kOnes);
-    mma_bf16(sums[1],
-             {fms_bf16(a.x, b.x, high[0]), fms_bf16(a.y, b.y, high[1]), fms_bf16(a.z, b.z, high[2]),
-              fms_bf16(a.w, b.w, high[3])},
-             kOnes, kOnes);
+  float sums[4] = {};
+#pragma unroll
+  for (int kk = 0; kk < 8; ++kk) {
+    uint32_t x[4];
+    ldmatrix_x4(x, own.state_block(image, kk));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = unpack_bf16(x[i]);
+      sums[i] += pair.x * state[8 * kk + 2 * i];
+      sums[i] += pair.y * state[8 * kk + 2 * i + 1];
+    }
   }
-  // Rows lane / 4 and that + 8 of the fragments, the same in every lane of a quad.
-  const float sum = (sums[0][0] + sums[0][2]) + (sums[1][0] + sums[1][2]);
+  const float sum = cuda::quad_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
   if (own.lane % 4 == 0) out[own.lane / 4] = sum;
 }
 
-// State^T to its image, and times the chunk's decay.
-__device__ __forceinline__ void put_and_decay(float (&state)[64], float decay,
-                                              bf16 (&image)[2][kTileElements],
-                                              const StateLane& own) {
-  const int row = 16 * (own.thread / 32) + own.lane % 16;
+// y = S^T K^T; on the way the state goes to its image, and is multiplied by the chunk's decay. In
+// halves of K, so that the state, the product and its operands fit in registers.
+__device__ __forceinline__ void start_step(float (&y)[32], float (&state)[64], float decay,
+                                           BackwardShared& s, int stage, const StateLane& own) {
+  const Operand k = operand(smem_address(s.k[stage]));
 #pragma unroll
-  for (int kk = 0; kk < 8; ++kk) {
-    float* x = &state[8 * kk];
-    stmatrix_x4(tile_address(smem_address(image[kk / 4]), row, 16 * (kk % 4) + 8 * (own.lane / 16)),
-                pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
-                pack_bf16(x[6], x[7]));
+  for (int h = 0; h < 2; ++h) {
+    uint32_t a[16];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] *= decay;
+    for (int kk = 0; kk < 4; ++kk) {
+      const float* x = &state[32 * h + 8 * kk];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[4 * kk + i] = pack_bf16(x[2 * i], x[2 * i + 1]);
+      stmatrix_x4(own.state_block(s.states[own.half], 4 * h + kk), a[4 * kk], a[4 * kk + 1],
+                  a[4 * kk + 2], a[4 * kk + 3]);
+    }
+    wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < 4; ++kk) {
+      wgmma_rs<0>(y, a[4 * kk], a[4 * kk + 1], a[4 * kk + 2], a[4 * kk + 3],
+                  k.at(h * kTileBytes + kk * 32), h + kk > 0);
+    }
+    wgmma_commit();
+    if (h == 1) {
+      fence_async_proxy();
+      barrier_arrive(&s.states_ready);
+    }
+#pragma unroll
+    for (int i = 0; i < 32; ++i) state[32 * h + i] *= decay;
+    wgmma_wait<0>();
+    settle(y);
   }
 }
 
@@ -88,32 +101,15 @@ __device__ __forceinline__ void put_e(const float (&e)[32], uint32_t (&weighted)
   }
 }
 
-// S to the next chunk's, E, and the dots for dbeta.
-__device__ __forceinline__ void step_state(float (&state)[64], float decay, BackwardShared& s,
-                                           int turn, const StateLane& own) {
+// E of a chunk, c E and the dots for dbeta; the state is left decayed. `weighted`: c E as operand.
+__device__ __forceinline__ void make_e(uint32_t (&weighted)[16], float (&state)[64], float decay,
+                                       BackwardShared& s, int turn, const StateLane& own) {
   const int stage = turn & 1, half = own.half;
   const uint32_t parity = turn & 1;
   const BackwardVectors& vectors = s.vectors[stage];
   float y[32];
   barrier_wait(&s.states_empty, parity ^ 1);
-  put_and_decay(state, decay, s.states[half], own);
-  fence_async_proxy();
-  named_barrier(1 + half, 128);
-  barrier_arrive(&s.states_ready);
-  {
-    // From the image, so that the state and one product fit in registers.
-    const Operand image = operand(smem_address(s.states[half]));
-    const Operand k = operand(smem_address(s.k[stage]));
-    wgmma_fence();
-#pragma unroll
-    for (int kk = 0; kk < 8; ++kk) {
-      const uint32_t step = (kk / 4) * kTileBytes + (kk % 4) * 32;
-      wgmma_ss<0, 0>(y, image.at(step), k.at(step), kk > 0);
-    }
-    wgmma_commit();
-    wgmma_wait<0>();
-    settle(y);
-  }
+  start_step(y, state, decay, s, stage, own);
   barrier_wait(&s.values_full, parity);
   {
     uint32_t b[16];
@@ -134,21 +130,17 @@ __device__ __forceinline__ void step_state(float (&state)[64], float decay, Back
     settle(y);
   }
   barrier_wait(&s.c_e_empty, parity ^ 1);
-  uint32_t weighted[16];
   put_e(y, weighted, s.v[half], s.c_e[half], vectors.c, own);
   fence_async_proxy();
   barrier_arrive(&s.e_ready);
   barrier_arrive(&s.values_empty);
-  wgmma_fence();
-  start_state_update(state, weighted, s.k[stage]);
   barrier_wait(&s.d_v_full, parity);
   barrier_wait(&s.sums_empty, parity ^ 1);
   put_beta_dots(y, s.d_v[half], s.beta_dots[4 * half + own.thread / 32], own);
   barrier_arrive(&s.d_v_empty);
-  wgmma_wait<0>();
-  settle(state);
 }
 
+template <bool kNorm>
 __device__ __forceinline__ void run_state(const BackwardParams& params, BackwardShared& s,
                                           int half) {
   const WalkParams& p = params.walk;
@@ -162,16 +154,20 @@ __device__ __forceinline__ void run_state(const BackwardParams& params, Backward
 #pragma unroll 1
     for (int left = piece->chunks; left > 0; --left, ++turn) {
       const int stage = turn & 1;
-      barrier_wait(&s.keys_full[stage], (turn >> 1) & 1);
       barrier_wait(&s.factors_full[stage], (turn >> 1) & 1);
-      step_state(state, exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]), s, turn, own);
+      uint32_t weighted[16];
+      make_e(weighted, state, exp2_approx(s.vectors[stage].gate[kChunkTokens - 1]), s, turn, own);
       const GradientLane rows(fresh_thread());
       float acc[32];
       begin_dq(acc, s, turn, half, rows);
+      barrier_arrive(&s.states_empty);
       barrier_wait(&s.dstates_full, turn & 1);
-      put_state_dot(s, s.through[4 * half + own.thread / 32], own);
-      for (uint64_t* done : {&s.states_empty, &s.dstates_read, &s.sums_full}) barrier_arrive(done);
-      end_dq(acc, params, s, turn, half, rows);
+      put_state_dot(state, s.dstates[half], s.through[4 * half + own.thread / 32], own);
+      for (uint64_t* done : {&s.dstates_read, &s.sums_full}) barrier_arrive(done);
+      wgmma_fence();
+      start_state_update(state, weighted, s.k[stage]);
+      end_dq<kNorm>(acc, params, s, turn, half, rows);
+      settle(state);
       barrier_arrive(&s.keys_empty[stage]);
     }
     leave_state(state, p, *piece, walk.sub, half, own.thread);

@@ -47,16 +47,19 @@ __device__ __forceinline__ uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c)
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
   return sum;
 }
-// a b - c
-__device__ __forceinline__ uint32_t fms_bf16(uint32_t a, uint32_t b, uint32_t c) {
-  return fma_bf16(a, b, c ^ 0x80008000u);
-}
 
 // threadIdx.x, read anew.
-__device__ __forceinline__ int fresh_thread_index() {
-  int index;
+__device__ __forceinline__ uint32_t fresh_thread_index() {
+  uint32_t index;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
   return index;
+}
+
+// The same number, unknown to the compiler: what is made from it is made where it is used, not kept
+// in registers over a loop.
+__device__ __forceinline__ uint32_t made_anew(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 
 // True in one lane of the warp, the same one every time; the compiler knows that it is one.
@@ -159,16 +162,6 @@ __device__ __forceinline__ void bulk_load(void* dst, const void* src, uint32_t b
       "l"(src), "r"(bytes), "r"(smem_address(bar)), "l"(policy)
       : "memory");
 }
-// Ahead of a load: to L2 only.
-__device__ __forceinline__ void bulk_prefetch(const void* src, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void tensor_prefetch(const CUtensorMap* map, int c0, int c1, int c2,
-                                                int c3) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map),
-               "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-               : "memory");
-}
 // `bytes` contiguous bytes, or a box, from shared memory; bulk_store_wait: this thread's stores
 // have read theirs.
 __device__ __forceinline__ void bulk_store(void* dst, const void* src, uint32_t bytes) {
@@ -225,7 +218,6 @@ __device__ __forceinline__ int flag_acquire(const int* flag) {
   asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
   return value;
 }
-
 // ---- Registers of a warpgroup -----------------------------------------------------------------
 template <int kRegisters>
 __device__ __forceinline__ void registers_increase() {

@@ -136,7 +136,8 @@ template <int kAccumulators>
 __device__ __forceinline__ void start_qk(float (&qk)[kAccumulators],
                                          const bf16 (&a)[2][kTileElements],
                                          const bf16 (&b)[2][kTileElements], int row = 0) {
-  const Operand q = operand(smem_address(a)), k = operand(smem_address(b)).at(row * 128);
+  const Operand q = operand(made_anew(smem_address(a)));
+  const Operand k = operand(made_anew(smem_address(b))).at(row * 128);
   wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < 8; ++kk) {
@@ -165,7 +166,7 @@ struct DecayRows {
   float diagonal[8];
 
   __device__ __forceinline__ DecayRows(const Decays& of, float first, float second, int warp_row,
-                                       int lane)
+                                       int lane, bool strict = false)
       : decays(of), row0(first), row1(second), warp(warp_row), c2(2 * (lane % 4)) {
     const int r0 = lane / 4;  // within the warp's block
     g0 = decays.gate[16 * warp + r0], g1 = decays.gate[16 * warp + r0 + 8];
@@ -175,7 +176,7 @@ struct DecayRows {
       const float2 g = *reinterpret_cast<const float2*>(&decays.gate[16 * warp + c]);
       const float2 k = *reinterpret_cast<const float2*>(&decays.key[16 * warp + c]);
       const auto entry = [&](int row, int col, float gi, float gj, float f) {
-        return col <= row ? f * exp2_approx(gi - gj) : 0.0f;
+        return col + strict <= row ? f * exp2_approx(gi - gj) : 0.0f;
       };
       diagonal[4 * h] = entry(r0, c, g0, g.x, row0 * k.x);
       diagonal[4 * h + 1] = entry(r0, c + 1, g0, g.y, row0 * k.y);
@@ -338,6 +339,14 @@ struct StateLane {
         pair(lane % 4),
         token(lane % 8 + 8 * (lane / 16)),
         column(16 * __shfl_sync(0xffffffffu, thread / 32, 0) + 8 * ((lane / 8) % 2)) {}
+
+  // Where this thread's row of ldmatrix and stmatrix is: 16 x 16 entries from (16 warp, 16 kk) on
+  // of a state^T's image, two tiles [64 of V][64 of K].
+  __device__ __forceinline__ uint32_t state_block(const bf16 (&image)[2][kTileElements],
+                                                  int kk) const {
+    const uint32_t first = tile_address(0, 16 * (thread / 32) + lane % 16, 8 * (lane / 16));
+    return made_anew(smem_address(image[kk / 4])) + (first ^ (kk % 4 * 32));
+  }
 };
 
 __device__ __forceinline__ void pack_state(uint32_t (&a)[32], const float (&state)[64]) {
@@ -385,11 +394,9 @@ __device__ __forceinline__ void put_transposed(const float (&d)[32], bf16* tile,
 // A packed state^T [64 of V x 128] to two tiles [V][64 of K].
 __device__ __forceinline__ void put_state(const uint32_t (&a)[32], bf16 (&image)[2][kTileElements],
                                           const StateLane& own) {
-  const int row = 16 * (own.thread / 32) + own.lane % 16;
 #pragma unroll
   for (int kk = 0; kk < 8; ++kk) {
-    stmatrix_x4(tile_address(smem_address(image[kk / 4]), row, 16 * (kk % 4) + 8 * (own.lane / 16)),
-                a[4 * kk], a[4 * kk + 1], a[4 * kk + 2], a[4 * kk + 3]);
+    stmatrix_x4(own.state_block(image, kk), a[4 * kk], a[4 * kk + 1], a[4 * kk + 2], a[4 * kk + 3]);
   }
 }
 
@@ -418,8 +425,8 @@ __device__ __forceinline__ void start_state_update(float (&state)[64], const uin
 }
 
 // Sums over the rows of an accumulator's columns: x[k] is this thread's part of column
-// 8 (k / 2) + 2 (lane % 4) + k % 2. Of 16 the sums of the two columns from `column` on, of 8 that
-// of the one.
+// 8 (k / 2) + 2 (lane % 4) + k % 2. Of 16 the sums of the two columns from `column` on, of 4 that
+// of the one, in two lanes each.
 template <int kCount, int kBit>
 __device__ __forceinline__ void fold_columns(float (&out)[kCount / 2], const float (&x)[kCount],
                                              int lane) {
@@ -438,13 +445,12 @@ __device__ __forceinline__ float2 sum_rows(const float (&x)[16], int lane, int& 
   column = 8 * (4 * (lane / 16) + 2 * (lane / 8 % 2) + lane / 4 % 2) + 2 * (lane % 4);
   return {c[0], c[1]};
 }
-__device__ __forceinline__ float sum_rows(const float (&x)[8], int lane, int& column) {
-  float a[4], b[2], c[1];
-  fold_columns<8, 16>(a, x, lane);
-  fold_columns<4, 8>(b, a, lane);
-  fold_columns<2, 4>(c, b, lane);
-  column = 8 * (2 * (lane / 16) + lane / 8 % 2) + 2 * (lane % 4) + lane / 4 % 2;
-  return c[0];
+__device__ __forceinline__ float sum_rows(const float (&x)[4], int lane, int& column) {
+  float a[2], b[1];
+  fold_columns<4, 16>(a, x, lane);
+  fold_columns<2, 8>(b, a, lane);
+  column = 8 * (lane / 16) + 2 * (lane % 4) + lane / 8 % 2;
+  return b[0] + __shfl_xor_sync(0xffffffffu, b[0], 4);
 }
 
 }  // namespace gdn::sm90
