@@ -1,5 +1,6 @@
 """What only a GPU has: streams, the current device, graph captures, host waits, memory of large calls."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -319,6 +320,7 @@ def requested(which):
 
 def peak(call):
     """Bytes above what is held before the call, at most; and what is held after it."""
+    gc.collect()  # or what an earlier test left in a cycle may be freed by the call
     torch.cuda.synchronize()
     before = requested("current")
     torch.cuda.reset_peak_memory_stats()
