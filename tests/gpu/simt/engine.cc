@@ -214,10 +214,17 @@ void run_blocks(int64_t first, int64_t count, int threads) {
   }
   const int warps = threads / 32;
   const auto total = static_cast<size_t>(count * warps);
-  // Some warps sleep for a while: they go on only when no other can. So every order happens in
-  // which a warp comes late.
+  // Some warps sleep for a while, or one does: they go on only when no other can. So every order
+  // happens in which a warp comes late, also by all that the others can do without it.
   std::vector<char> asleep(total, 0);
-  int64_t decisions = 0;
+  int64_t decisions = 0, change_at = 0;
+  const auto choose_sleepers = [&] {
+    change_at += int64_t{256} << next_random(10);
+    const size_t one = next_random(2) == 0 ? next_random(total) : total;
+    for (size_t w = 0; w < total; ++w) {
+      asleep[w] = one < total ? w == one : next_random(4) == 0;
+    }
+  };
   const auto find = [&](bool sleeping) -> Lane* {
     const size_t start = next_random(total);
     for (size_t i = 0; i < total; ++i) {
@@ -232,9 +239,7 @@ void run_blocks(int64_t first, int64_t count, int threads) {
     return nullptr;
   };
   do {
-    if (decisions++ % 256 == 0) {
-      for (char& sleeps : asleep) sleeps = next_random(4) == 0;
-    }
+    if (decisions++ == change_at) choose_sleepers();
     if (!later.empty() && next_random(4) == 0) copy_one();
     Lane* lane = find(false);
     if (lane == nullptr && later.empty()) lane = find(true);
