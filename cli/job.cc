@@ -30,8 +30,9 @@ void Job::add_to(CLI::App& app) {
   app.option_defaults()->group("Ranks");
   app.add_option(
       "--comm", comm_name_,
-      "how ranks talk: threads of this process; mpi, each process of an mpirun one rank; "
-      "nccl, threads or processes with one GPU each; auto, mpi under mpirun, else threads "
+      "how ranks talk: threads of this process, on GPUs through host memory, several on one if "
+      "need be; mpi, each process of an mpirun one rank; nccl, threads or processes with one GPU "
+      "each; auto, mpi under mpirun, else threads "
       "[default: auto]");
   app.add_option("--timeout", timeout_,
                  "seconds that a process waits for the others before it gives up [default: 300]")
@@ -123,12 +124,12 @@ Result<BatchResult> Job::run(const Batch& batch, RunOptions options) {
   if (!many_processes()) {
     const std::string backend = wanted_backend(options.context.backend);
     const bool on_gpu = backend.starts_with("cuda");
-    if (on_gpu && !over_nccl() && options.world_size > 1) {
-      return invalid(
-          fmt::format("--backend {}: expected --comm nccl and a GPU for each of {} ranks", backend,
-                      options.world_size));
+    if (over_nccl()) {
+      options.place = make_cuda_place;
+    } else if (on_gpu) {  // ranks in turns over the GPUs, several on one if need be
+      options.place = [](int rank) { return make_cuda_place(rank % std::max(1, cuda_devices())); };
+      options.through_host = true;
     }
-    if (on_gpu || over_nccl()) options.place = make_cuda_place;
     return run_batch(batch, options);
   }
   if (options.world_size != host_->size()) {

@@ -280,13 +280,15 @@ TEST(Ranks, OneRanksOtherOptionIsNamedOnAll) {
   }
 }
 
-// The same bits over NCCL's calls (a stand-in of the library on host memory).
-TEST(Ranks, NcclRanksEqualThreadRanksBitwise) {
+// The same bits from ranks that have places of their own, `through_host` or over NCCL's calls (a
+// stand-in of the library on host memory).
+void expect_bits_of_threads(bool through_host) {
   ::setenv("GDN_NCCL_LIBRARY", FAKE_NCCL, 1);
   const Batch batch = *make_batch(small_spec("cpu", DType::kBFloat16));
   for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kZigzagPerDocument}) {
     for (auto policy : {ExchangePolicy::kAllGather, ExchangePolicy::kAllToAll}) {
       RunOptions options = options_for({"cpu", DType::kBFloat16, layout, 3});
+      options.through_host = through_host;
       options.context.exchange = policy;
       const BatchResult want = must_run(batch, options);
       options.place = [](int) -> Result<std::unique_ptr<Place>> { return make_host_place(); };
@@ -301,6 +303,8 @@ TEST(Ranks, NcclRanksEqualThreadRanksBitwise) {
     }
   }
 }
+TEST(Ranks, NcclRanksEqualThreadRanksBitwise) { expect_bits_of_threads(false); }
+TEST(Ranks, RanksThroughHostMemoryEqualThreadRanksBitwise) { expect_bits_of_threads(true); }
 
 // What a pass hands to other ranks is what comm_bytes says.
 TEST(Ranks, CommBytesAreExact) {

@@ -56,6 +56,12 @@ class CudaPlace final : public Place {
         check(cudaMemsetAsync(data, 0xff, static_cast<size_t>(bytes), stream_), "cudaMemset"));
     return Memory{data, bytes};
   }
+  Status to_host(void* host, const void* from, int64_t bytes) override {
+    return copy(host, from, bytes, cudaMemcpyDeviceToHost, "copying a message to the host");
+  }
+  Status from_host(void* to, const void* host, int64_t bytes) override {
+    return copy(to, host, bytes, cudaMemcpyHostToDevice, "copying a message to the device");
+  }
   Status finish() override {
     GDN_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream_), "running on the device"));
     for (const Output& output : outputs_) {
@@ -69,6 +75,13 @@ class CudaPlace final : public Place {
   }
 
  private:
+  Status copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind, const char* what) {
+    if (bytes == 0) return Status::ok();
+    GDN_RETURN_IF_ERROR(
+        check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, stream_), what));
+    return check(cudaStreamSynchronize(stream_), what);
+  }
+
   struct Output {
     void* host;
     const void* device;

@@ -15,6 +15,13 @@ class HostPlace final : public Place {
     if (bytes > 0) std::memset(buffer.data(), 0xff, static_cast<size_t>(bytes));
     return Memory{buffer.data(), buffer.bytes()};
   }
+  Status to_host(void* host, const void* from, int64_t bytes) override {
+    if (bytes > 0) std::memcpy(host, from, static_cast<size_t>(bytes));
+    return Status::ok();
+  }
+  Status from_host(void* to, const void* host, int64_t bytes) override {
+    return to_host(to, host, bytes);
+  }
   Status finish() override { return Status::ok(); }
 
  private:

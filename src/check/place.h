@@ -22,6 +22,9 @@ class Place {
   virtual Result<TensorView> out(const HostTensor& tensor) = 0;
   // Every byte 0xff (NaN), so that what nobody wrote shows.
   virtual Result<Memory> block(int64_t bytes) = 0;
+  // Between host memory and this place's, in the order of stream(); done when they return.
+  virtual Status to_host(void* host, const void* from, int64_t bytes) = 0;
+  virtual Status from_host(void* to, const void* host, int64_t bytes) = 0;
   // Waits for the work and fetches what out() handed out.
   virtual Status finish() = 0;
 };

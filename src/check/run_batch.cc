@@ -7,6 +7,7 @@
 
 #include "base/guarded.h"
 #include "check/run_rank.h"
+#include "check/staged_communicator.h"
 
 namespace gdn {
 namespace {
@@ -18,8 +19,8 @@ std::vector<std::unique_ptr<Communicator>> make_communicators(int world_size) {
   return one;
 }
 
-// One rank at options.place, over NCCL if there are more. Its states are its own, since it fetches
-// whole tables.
+// One rank at options.place, over NCCL or host memory if there are more. Its states are its own,
+// since it fetches whole tables.
 Status run_at_place(const Batch& batch, const RunOptions& options, const Partition& partition,
                     Communicator& host, RankPart& part, BatchResult& states) {
   const auto place = options.place(host.rank());
@@ -27,6 +28,11 @@ Status run_at_place(const Batch& batch, const RunOptions& options, const Partiti
   if (host.size() == 1) {
     states = empty_states(batch);
     return run_rank(batch, options, partition, host, **place, part, states);
+  }
+  if (options.through_host) {
+    const auto staged = make_staged_communicator(host, **place);
+    states = empty_states(batch);
+    return run_rank(batch, options, partition, *staged, **place, part, states);
   }
   const auto nccl = make_nccl_communicator(host);
   if (!nccl) return nccl.status();

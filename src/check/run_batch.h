@@ -22,9 +22,11 @@ struct RunOptions {
   // from; empty: the batch's own. The batch has world_size * max_fragments documents; those at its
   // end without tokens are left out of its partition.
   std::vector<int64_t> made_with;
-  bool keep_saved = true;                        // false: the backward recomputes
-  // Where each rank's thread runs, with boundary states over NCCL. Empty: host memory.
+  bool keep_saved = true;  // false: the backward recomputes
+  // Where each rank's thread runs, with boundary states over NCCL or, `through_host`, over copies
+  // in host memory, so that ranks may share a GPU. Empty: host memory.
   std::function<Result<std::unique_ptr<Place>>(int rank)> place;
+  bool through_host = false;
 };
 
 // What the calls of all ranks have in common beside their contexts: is there a backward, and does
