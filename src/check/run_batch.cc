@@ -25,19 +25,16 @@ Status run_at_place(const Batch& batch, const RunOptions& options, const Partiti
                     Communicator& host, RankPart& part, BatchResult& states) {
   const auto place = options.place(host.rank());
   GDN_RETURN_IF_ERROR(host.agree(place.status()));
-  if (host.size() == 1) {
-    states = empty_states(batch);
-    return run_rank(batch, options, partition, host, **place, part, states);
+  std::unique_ptr<Communicator> made;
+  if (host.size() > 1 && options.through_host) {
+    made = make_staged_communicator(host, **place);
+  } else if (host.size() > 1) {
+    auto nccl = make_nccl_communicator(host);
+    if (!nccl) return nccl.status();
+    made = std::move(*nccl);
   }
-  if (options.through_host) {
-    const auto staged = make_staged_communicator(host, **place);
-    states = empty_states(batch);
-    return run_rank(batch, options, partition, *staged, **place, part, states);
-  }
-  const auto nccl = make_nccl_communicator(host);
-  if (!nccl) return nccl.status();
   states = empty_states(batch);
-  return run_rank(batch, options, partition, **nccl, **place, part, states);
+  return run_rank(batch, options, partition, made ? *made : host, **place, part, states);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include "check/staged_communicator.h"
 
 #include <cstring>
-#include <thread>
+#include <utility>
 
 #include "comm/conformance.h"
 
@@ -12,48 +12,36 @@ namespace {
 
 using conformance::Conformance;
 using conformance::Kind;
-using conformance::Rank;
+using conformance::on_ranks;
+using conformance::OneProcess;
+using conformance::Ranks;
 using conformance::World;
 
-class StagedRank final : public Rank {
+// Staged ranks over threads, and what these stand on.
+class Staged final : public OneProcess {
  public:
-  explicit StagedRank(Communicator& comm) : comm_(comm) {}
-  Communicator& comm() override { return comm_; }
+  Staged(Ranks host, std::vector<std::unique_ptr<Place>> places, Ranks staged)
+      : OneProcess(std::move(staged)), host_(std::move(host)), places_(std::move(places)) {}
 
  private:
-  Communicator& comm_;
-};
-
-class Staged final : public World {
- public:
-  explicit Staged(int size) : host_(make_thread_communicators(size)) {
-    for (const auto& host : host_) {
-      places_.push_back(make_host_place());
-      ranks_.push_back(make_staged_communicator(*host, *places_.back()));
-    }
-  }
-  int size() const override { return static_cast<int>(ranks_.size()); }
-  void run(const std::function<void(Rank&)>& body) override {
-    std::vector<std::jthread> threads;
-    for (auto& comm : ranks_) {
-      threads.emplace_back([&] {
-        StagedRank rank(*comm);
-        body(rank);
-      });
-    }
-  }
-
- private:
-  std::vector<std::unique_ptr<Communicator>> host_;
+  Ranks host_;
   std::vector<std::unique_ptr<Place>> places_;
-  std::vector<std::unique_ptr<Communicator>> ranks_;
 };
+
+std::unique_ptr<World> make_staged(int size) {
+  Ranks host = make_thread_communicators(size), staged;
+  std::vector<std::unique_ptr<Place>> places;
+  for (const auto& peer : host) {
+    places.push_back(make_host_place());
+    staged.push_back(make_staged_communicator(*peer, *places.back()));
+  }
+  return std::make_unique<Staged>(std::move(host), std::move(places), std::move(staged));
+}
 
 std::vector<Kind> kinds() {
   std::vector<Kind> all;
   for (int size : {1, 2, 3, 5}) {
-    all.push_back(
-        {"staged_" + std::to_string(size), [=] { return std::make_unique<Staged>(size); }});
+    all.push_back({"staged_" + std::to_string(size), [=] { return make_staged(size); }});
   }
   return all;
 }
@@ -84,25 +72,22 @@ class Failing final : public Place {
 
 TEST(StagedCommunicator, AFailedCopyFailsOnEveryRankAndTheNextCallWorks) {
   auto host = make_thread_communicators(3);
-  std::vector<std::jthread> threads;
-  for (const auto& peer : host) {
-    threads.emplace_back([&] {
-      Failing place(peer->rank() == 1);
-      const auto comm = make_staged_communicator(*peer, place);
-      const std::vector<int64_t> bytes(3, 4);
-      const int mine = peer->rank();
-      int all[3] = {-1, -1, -1};
-      const Status status = comm->all_gather(&mine, all, bytes, {});
-      EXPECT_FALSE(status);
-      if (mine == 1) {
-        EXPECT_EQ(status.message(), "planted");
-      }
-      EXPECT_EQ(comm->bytes_sent(), 0);
-      EXPECT_TRUE(comm->all_gather(&mine, all, bytes, {}));
-      for (int r = 0; r < 3; ++r) EXPECT_EQ(all[r], r);
-      EXPECT_EQ(comm->bytes_sent(), 8);
-    });
-  }
+  on_ranks(host, [](Communicator& peer) {
+    Failing place(peer.rank() == 1);
+    const auto comm = make_staged_communicator(peer, place);
+    const std::vector<int64_t> bytes(3, 4);
+    const int mine = peer.rank();
+    int all[3] = {-1, -1, -1};
+    const Status status = comm->all_gather(&mine, all, bytes, {});
+    EXPECT_FALSE(status);
+    if (mine == 1) {
+      EXPECT_EQ(status.message(), "planted");
+    }
+    EXPECT_EQ(comm->bytes_sent(), 0);
+    EXPECT_TRUE(comm->all_gather(&mine, all, bytes, {}));
+    for (int r = 0; r < 3; ++r) EXPECT_EQ(all[r], r);
+    EXPECT_EQ(comm->bytes_sent(), 8);
+  });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gdn/communicator.h"
@@ -34,6 +35,39 @@ class World {
   virtual void run(const std::function<void(Rank&)>& body) = 0;
   // Are counts that contradict each other an error? Not where only the device sees them.
   virtual bool compares_counts() const { return true; }
+};
+
+// Ranks that are threads of this process and read host memory.
+using Ranks = std::vector<std::unique_ptr<Communicator>>;
+
+class HostRank final : public Rank {
+ public:
+  explicit HostRank(Communicator& comm) : comm_(comm) {}
+  Communicator& comm() override { return comm_; }
+
+ private:
+  Communicator& comm_;
+};
+
+// Runs body(communicator) on one thread per rank.
+inline void on_ranks(Ranks& ranks, const std::function<void(Communicator&)>& body) {
+  std::vector<std::jthread> threads;
+  for (auto& comm : ranks) threads.emplace_back([&] { body(*comm); });
+}
+
+class OneProcess : public World {
+ public:
+  explicit OneProcess(Ranks ranks) : ranks_(std::move(ranks)) {}
+  int size() const override { return static_cast<int>(ranks_.size()); }
+  void run(const std::function<void(Rank&)>& body) override {
+    on_ranks(ranks_, [&](Communicator& comm) {
+      HostRank rank(comm);
+      body(rank);
+    });
+  }
+
+ private:
+  Ranks ranks_;
 };
 
 struct Kind {

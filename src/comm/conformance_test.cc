@@ -10,41 +10,13 @@ namespace {
 
 using conformance::check_all_to_all;
 using conformance::Conformance;
+using conformance::HostRank;
 using conformance::Kind;
-using conformance::Rank;
+using conformance::on_ranks;
+using conformance::OneProcess;
+using conformance::Ranks;
 using conformance::World;
 using std::chrono::milliseconds;
-
-class HostRank final : public Rank {
- public:
-  explicit HostRank(Communicator& comm) : comm_(comm) {}
-  Communicator& comm() override { return comm_; }
-
- private:
-  Communicator& comm_;
-};
-
-// Runs body(communicator) on one thread per rank.
-using Ranks = std::vector<std::unique_ptr<Communicator>>;
-void on_ranks(Ranks& ranks, const std::function<void(Communicator&)>& body) {
-  std::vector<std::jthread> threads;
-  for (auto& comm : ranks) threads.emplace_back([&] { body(*comm); });
-}
-
-class OneProcess : public World {
- public:
-  explicit OneProcess(Ranks ranks) : ranks_(std::move(ranks)) {}
-  int size() const override { return static_cast<int>(ranks_.size()); }
-  void run(const std::function<void(Rank&)>& body) override {
-    on_ranks(ranks_, [&](Communicator& comm) {
-      HostRank rank(comm);
-      body(rank);
-    });
-  }
-
- private:
-  Ranks ranks_;
-};
 
 std::unique_ptr<World> make_single() {
   Ranks one;

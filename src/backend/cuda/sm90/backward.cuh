@@ -17,8 +17,8 @@
 // warpgroups: 48 + 2 * 144 + 2 * 72.
 //
 // A chunk: S's image (states_ready) -> E (e_ready) -> dP, N (squares_ready) -> rows of dq, of dk.
-// dO S^T and gam_C <dS, S> come before dP is needed, and the state, decayed by then, takes K^T (c
-// E) only after; the next chunk's S takes the place of the image when dY S^T is done too.
+// dO S^T and gam_C <dS, S> come before dP is needed; the state, which is decayed by then, takes
+// K^T (c E) after them. The next chunk's S takes the place of the image when dY S^T is done too.
 //
 // dq and dk are sums over the G value heads of a group, whose blocks walk the same pieces: block 0
 // stores its rows (bf16), every other one adds its own when the block before it has: those of dk in

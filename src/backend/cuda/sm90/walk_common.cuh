@@ -155,7 +155,7 @@ struct Decays {
 };
 
 // The decays of a warp's 16 rows, in blocks of 16 columns: w_i = row_i key_j e^{G_i-G_j} of this
-// thread's 8 accumulator entries of a block, 0 above the diagonal. Below the
+// thread's 8 accumulator entries of a block, 0 above the diagonal (`strict`: and on it). Below the
 // diagonal block the decay is a row factor times a column factor, each at most 1, that meet at the
 // end of the column's block. Without branches, so that the blocks overlap.
 struct DecayRows {
