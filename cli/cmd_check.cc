@@ -124,7 +124,7 @@ class Check : public Command {
       single.layout = Layout::kContiguous;
       single.fragments.clear();
       single.context.backend = result->backend;
-      const Result<BatchResult> alone = run_batch(*batch, single);
+      const Result<BatchResult> alone = job_.run_here(*batch, single);
       if (!alone) return alone.status();
       one = check_results(*result, *alone, batch->cu_seqlens, [&](const std::string& tensor) {
         Bars bar = bars(operand, tensor);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
+#include <utility>
 
 #include "gdn/backend.h"
 #ifdef GDN_WITH_MPI
@@ -120,18 +121,19 @@ Status Job::join(PartitionOptions& partition) {
   return mpirun || is("mpi") ? join_processes(partition) : Status::ok();
 }
 
-Result<BatchResult> Job::run(const Batch& batch, RunOptions options) {
-  if (!many_processes()) {
-    const std::string backend = wanted_backend(options.context.backend);
-    const bool on_gpu = backend.starts_with("cuda");
-    if (over_nccl()) {
-      options.place = make_cuda_place;
-    } else if (on_gpu) {  // ranks in turns over the GPUs, several on one if need be
-      options.place = [](int rank) { return make_cuda_place(rank % std::max(1, cuda_devices())); };
-      options.through_host = true;
-    }
-    return run_batch(batch, options);
+Result<BatchResult> Job::run_here(const Batch& batch, RunOptions options) const {
+  if (over_nccl()) {
+    options.place = make_cuda_place;
+  } else if (wanted_backend(options.context.backend).starts_with("cuda")) {
+    // Ranks in turns over the GPUs, several on one if need be.
+    options.place = [](int rank) { return make_cuda_place(rank % std::max(1, cuda_devices())); };
+    options.through_host = true;
   }
+  return run_batch(batch, options);
+}
+
+Result<BatchResult> Job::run(const Batch& batch, RunOptions options) {
+  if (!many_processes()) return run_here(batch, std::move(options));
   if (options.world_size != host_->size()) {
     return agree(invalid(fmt::format("--fragments: expected {} ranks, as mpirun started, got {}",
                                      host_->size(), options.world_size)));

@@ -37,6 +37,8 @@ class Job {
   Status agree_on(const std::string& value, const std::string& what);
   // Rank 0's process gets the results, the others the backend's name.
   Result<BatchResult> run(const Batch& batch, RunOptions options);
+  // As ranks of this process alone, beside what the job's other processes do.
+  Result<BatchResult> run_here(const Batch& batch, RunOptions options) const;
 
   bool over_nccl() const { return comm_name_ == "nccl"; }
   // Of the processes; null without any. comm() is what tensors travel over, host() for the rest.
