@@ -70,7 +70,8 @@ Arm::Arm(const Way& way, const Batch& period, int device, cudaStream_t stream)
   Problem problem = period.problem;
   problem.tokens = std::ssize(global);
   problem.device = {Device::Kind::kCuda, device};
-  auto made = Context::make(way.partition, comm, problem, {.backend = way.backend});
+  auto made =
+      Context::make(way.partition, comm, problem, {.backend = way.backend, .tile = way.tile});
   must(made.status());
   context.emplace(std::move(*made));
   const auto in = [&](const HostTensor& t) {
@@ -89,14 +90,7 @@ Arm::Arm(const Way& way, const Batch& period, int device, cudaStream_t stream)
       std::max(context->forward_workspace_bytes(), context->backward_workspace_bytes(true)));
   must(context->upload(resident.memory(), {stream}));
   must(cudaStreamSynchronize(stream), "uploading the plan");
-  // The chunk grid is one rank's where every cut is a multiple of 64 (docs/accuracy.md).
-  bar = kOneGridBar;
-  for (int rank = 0; rank < way.partition.world_size(); ++rank) {
-    for (const Fragment& f : way.partition.fragments(rank)) {
-      if (f.offset % kChunk != 0) bar = kMovedBar;
-    }
-  }
-  bar = std::min(bar, way.strictest);
+  bar = way.bar;
 }
 
 BackwardArgs Arm::backward_args() const {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "check/accuracy.h"
 #include "check/batch.h"
 #include "device_memory.h"
 #include "gdn/gdn.h"
@@ -47,17 +48,17 @@ class ExchangeClock {
   size_t used_ = 0;
 };
 
-// Relative RMS of one rank and of several with bf16 operands (docs/accuracy.md): on one chunk grid,
-// and where a cut moved it.
-inline constexpr double kOneGridBar = 1e-3, kMovedBar = 5e-3;
-
 struct Arm {
+  // Relative RMS of one rank and of several (docs/accuracy.md).
+  inline static const double kMoved = bar_between_ranks(Device::Kind::kCuda, true);
+
   // What a rank runs, over rows that repeat with the period's.
   struct Way {
     std::string name, backend;  // backend: empty: the first that takes the shape
     const Partition& partition;
-    Communicator& comm;            // outlives the arm
-    double strictest = kMovedBar;  // its bar is no more
+    Communicator& comm;  // outlives the arm
+    double bar = kMoved;
+    int64_t tile = 0;  // see PlanOptions::tile
   };
   Arm(const Way& way, const Batch& period, int device, cudaStream_t stream);
 
@@ -71,12 +72,12 @@ struct Arm {
   Communicator& comm;
   std::vector<int64_t> global;  // global row of each local row
   std::optional<Context> context;
-  double bar = 0;    // relative RMS against one rank, of every tensor
+  double bar = 0;    // relative RMS against one rank, of every tensor (docs/accuracy.md)
   double worst = 0;  // as compared; infinity where something is not finite
   bool right() const { return worst <= bar; }
-  // One that misses its bar but is as near as moved roundings explain (docs/accuracy.md) is timed,
-  // and not claimed; one further off computes something else.
-  bool timed() const { return worst <= kMovedBar; }
+  // One that misses a stricter bar but is as near as moved roundings explain is timed, and not
+  // claimed; one further off computes something else.
+  bool timed() const { return worst <= kMoved; }
   std::string why_not_claimed() const;  // empty: it may be
 
  private:

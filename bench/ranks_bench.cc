@@ -1,7 +1,7 @@
 // Times KCP over the GPUs of one host, one process each, over NCCL: ranks_bench [--gpus W]
 // [--backend NAME] [--norm] [--gates NAME] [--groups N] [--warm-up N] [--calls N] [--shrink N]
 // [--bar X] LETTER... (default M I H N; --shrink: documents are so many times shorter; --bar:
-// layouts may be no further from one rank than X, where that is less than their own bar)
+// layouts may be no further from one rank than X in place of 5e-3)
 //
 // Per shape: every layout's outputs and gradients against one rank's (each process runs the whole
 // pack once and compares every eighth of its own rows), then forward, forward + backward and the
@@ -11,8 +11,9 @@
 // of the slowest rank. Beside it: what docs/scaling.md predicts. The collectives are also timed
 // alone, within calls that are not counted: on the rank that waits most, and on the one that waits
 // least, whose bytes over that time are the bandwidth. An arm that misses its bar is a failure of
-// the run (exit status 1): its times are shown as not claimed, and none are taken beyond 5e-3. Rows
-// repeat with a period of 2,048 tokens. libnccl.so.2 is found as the loader does, or named by
+// the run (exit status 1): its times are shown as not claimed, and none are taken beyond 5e-3. In
+// tiles of 1,024 tokens the layouts whose cuts are multiples of that must give one rank's bits.
+// Rows repeat with a period of 2,048 tokens. libnccl.so.2 is found as the loader does, or named by
 // GDN_NCCL_LIBRARY.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
@@ -21,6 +22,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -39,6 +41,7 @@ namespace {
 constexpr int64_t kPeriod = 2048;
 constexpr int64_t kFlush = 256 << 20;
 constexpr int64_t kSampled = 8;  // one row in so many is compared
+constexpr int64_t kTile = 1024;
 
 struct Flags {
   int gpus = 2;
@@ -47,7 +50,7 @@ struct Flags {
   std::string backend;  // empty: the first that takes the shape
   int groups = 2, warm_up = 3, calls = 10;
   int64_t shrink = 1;
-  double bar = kMovedBar;
+  double bar = Arm::kMoved;
   std::vector<std::string> letters;
 };
 
@@ -145,7 +148,10 @@ class Bench {
     check(letter, arms);
     time(arms);
     report(letter, arms);
-    return std::all_of(arms.begin(), arms.end(), [](const Timed& t) { return t.arm->right(); });
+    const bool right =
+        std::all_of(arms.begin(), arms.end(), [](const Timed& t) { return t.arm->right(); });
+    arms.clear();
+    return same_bits_in_tiles(letter, cu, *made) && right;
   }
 
   void print_table() const {
@@ -221,6 +227,67 @@ class Bench {
                   arm.bar, lines[a].c_str(), arm.right() ? "pass" : "FAIL");
     }
     std::fflush(stdout);
+  }
+
+  // In tiles every segment is the same one over any number of ranks, and so are all roundings.
+  bool same_bits_in_tiles(const std::string& letter, const std::vector<int64_t>& cu,
+                          const Batch& period) {
+    const auto run = [&](const Partition& partition, Communicator& comm) {
+      auto arm = std::make_unique<Arm>(
+          Arm::Way{"tiles", flags_.backend, partition, comm, flags_.bar, kTile}, period,
+          host_.rank(), stream_);
+      arm->forward_call(true, stream_);
+      arm->backward_call(stream_);
+      must(cudaStreamSynchronize(stream_), "a run in tiles");
+      return arm;
+    };
+    std::unique_ptr<Arm> one;
+    bool right = true;
+    for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kZigzagPerDocument}) {
+      auto partition = Partition::make(cu, host_.size(), layout);
+      must(partition.status());
+      if (!cut_at_tiles(*partition)) continue;
+      if (!one) {
+        auto whole = Partition::make(cu, 1, Layout::kContiguous);
+        must(whole.status());
+        one = run(*whole, *single_);
+      }
+      const double differ = sum(rows_that_differ(*run(*partition, *nccl_), *one));
+      if (host_.rank() == 0) {
+        std::printf("%s CP%d %s in tiles of %d: %s\n", letter.c_str(), host_.size(),
+                    to_string(layout), static_cast<int>(kTile),
+                    differ == 0 ? "the bits of one rank"
+                                : fmt::format("FAIL, {} rows differ", differ).c_str());
+        std::fflush(stdout);
+      }
+      right = right && differ == 0;
+    }
+    return right;
+  }
+
+  static bool cut_at_tiles(const Partition& partition) {
+    for (int rank = 0; rank < partition.world_size(); ++rank) {
+      for (const Fragment& f : partition.fragments(rank)) {
+        if (f.offset % kTile != 0) return false;
+      }
+    }
+    return true;
+  }
+
+  // Of the sampled rows of all outputs.
+  static double rows_that_differ(const Arm& arm, const Arm& one) {
+    double count = 0;
+    for (size_t tensor = 0; tensor < arm.outputs().size(); ++tensor) {
+      const Rows& rows = *arm.outputs()[tensor].rows;
+      const std::vector<unsigned char> mine = rows.buffer.download();
+      const std::vector<unsigned char> whole = one.outputs()[tensor].rows->buffer.download();
+      const int64_t bytes = rows.view.stride[0] * size_of(rows.view.dtype);
+      for (int64_t i = 0; i < std::ssize(arm.global); i += kSampled) {
+        count += std::memcmp(mine.data() + i * bytes, whole.data() + arm.global[i] * bytes,
+                             static_cast<size_t>(bytes)) != 0;
+      }
+    }
+    return count;
   }
 
   // A cold L2, then all ranks at once.

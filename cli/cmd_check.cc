@@ -4,8 +4,10 @@
 
 #include <cmath>
 
+#include "check/accuracy.h"
 #include "check/tensor_check.h"
 #include "command.h"
+#include "gdn/backend.h"
 #include "input.h"
 #include "job.h"
 #include "progress.h"
@@ -64,6 +66,13 @@ bool cuts_on_chunks(const Partition& partition) {
     }
   }
   return true;
+}
+
+Device::Kind device_of(const std::string& backend) {
+  for (const Backend* one : backends()) {
+    if (one->name() == backend) return one->device_kind();
+  }
+  return Device::Kind::kCpu;
 }
 
 class Check : public Command {
@@ -128,8 +137,9 @@ class Check : public Command {
       if (!alone) return alone.status();
       one = check_results(*result, *alone, batch->cu_seqlens, [&](const std::string& tensor) {
         Bars bar = bars(operand, tensor);
-        // Of each other, bf16: 1e-3 on the same chunk grid, 5e-3 where it moved (docs/accuracy.md).
-        if (operand == DType::kBFloat16) bar.rel_rms = cuts_on_chunks(*partition) ? 1e-3 : 5e-3;
+        if (operand == DType::kBFloat16) {
+          bar.rel_rms = bar_between_ranks(device_of(result->backend), cuts_on_chunks(*partition));
+        }
         return bar;
       });
     }

@@ -147,7 +147,9 @@ Status expect_close(const BatchResult& got, const BatchResult& one, const Batch&
     if (tensor.rows == ResultTensor::Rows::kTokens) parts = batch.cu_seqlens;
     if (tensor.rows == ResultTensor::Rows::kDocuments) parts = documents;
     Bars bar = bars(batch.problem.operand, tensor.name);
-    if (batch.problem.operand == DType::kBFloat16) bar.rel_rms = same_grid ? 1e-3 : 5e-3;
+    if (batch.problem.operand == DType::kBFloat16) {
+      bar.rel_rms = bar_between_ranks(Device::Kind::kCpu, same_grid);
+    }
     const Accuracy accuracy = compare(a.view, b.view, tensor.head_axis, parts);
     if (!passes(accuracy, bar)) {
       return wrong(fmt::format("{}: rel-RMS {:.2e}, max {:.2e} against one rank, bar {:.0e}",

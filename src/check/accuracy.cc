@@ -14,8 +14,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// A part is judged against its own norm, or against this share of what its norm would be at the
-// tensor's root mean square, whichever is larger.
+// A part is judged against its own norm, against this share of what its norm would be at the
+// tensor's root mean square, or against one number of that size, whichever is largest.
 constexpr double kPartFloor = 0.1;
 
 // A part may be this much further away than the whole tensor.
@@ -87,9 +87,9 @@ class Walk {
 };
 
 double part_rms(const Sums& part, const Sums& whole) {
-  const double typical = whole.reference / static_cast<double>(std::max<int64_t>(whole.count, 1)) *
-                         static_cast<double>(part.count);
-  const double norm = std::max(part.reference, kPartFloor * kPartFloor * typical);
+  const double number = whole.reference / static_cast<double>(std::max<int64_t>(whole.count, 1));
+  const double share = kPartFloor * kPartFloor * static_cast<double>(part.count);
+  const double norm = std::max(part.reference, std::max(share, 1.0) * number);
   return std::sqrt(ratio(part.error, norm));
 }
 
@@ -163,6 +163,10 @@ Bars bars(DType operand, const std::string& tensor) {
   }
   const bool output = tensor == "o" || tensor == "final_state";
   return {.rel_rms = output ? 0.005 : 0.006, .max_error = 2e-2};
+}
+
+double bar_between_ranks(Device::Kind where, bool one_chunk_grid) {
+  return where == Device::Kind::kCpu && one_chunk_grid ? 1e-3 : 5e-3;
 }
 
 bool passes(const Accuracy& accuracy, const Bars& bars) {
