@@ -1,0 +1,3 @@
+from . import nvcc
+
+__all__ = ["nvcc"]
