@@ -13,9 +13,9 @@ from .errors import InvalidArgumentError, typed
 _NARROW = (torch.bfloat16, torch.float16)
 
 
-def _wide(parameter: torch.Tensor | None) -> torch.Tensor | None:
-    """A per-head parameter of a model cast to bf16: in fp32, its gradient in bf16 again."""
-    return parameter.float() if parameter is not None and parameter.dtype in _NARROW else parameter
+def _wide(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """A parameter or state of a model cast to bf16: in fp32, its gradient in bf16 again."""
+    return tensor.float() if tensor is not None and tensor.dtype in _NARROW else tensor
 
 
 def _tensor(name: str, value) -> None:
@@ -98,8 +98,8 @@ def chunk_gated_delta_rule(
         beta: ``[B, T, HV]`` fp32, bf16 or fp64, in [0, 2]; with ``use_beta_sigmoid_in_kernel`` the
             raw b of ``sigmoid(b)``, times 2 with ``allow_neg_eigval``.
         scale: default ``K ** -0.5``.
-        initial_state: ``[N, HV, K, V]`` fp32 (fp64 for fp64); ``[N, HV, V, K]`` with
-            ``state_v_first``; N documents, or B.
+        initial_state: ``[N, HV, K, V]`` fp32 (fp64 for fp64; bf16 and fp16 are widened);
+            ``[N, HV, V, K]`` with ``state_v_first``; N documents, or B.
         output_final_state: whether to return the states after the last tokens.
         use_qk_l2norm_in_kernel: q and k times ``rsqrt(sum of squares + 1e-6)`` inside.
         cu_seqlens: ``[N + 1]`` int32 or int64, in tokens; rows at and past the last are not read,
@@ -116,7 +116,7 @@ def chunk_gated_delta_rule(
     Strided views are taken as they are: unit innermost stride, head stride = head dim.
 
     Returns:
-        o like v, and the final states like ``initial_state``, or None.
+        o like v, and the final states in fp32 (fp64 for fp64), or None.
 
     Raises:
         InvalidArgumentError, UnsupportedError: naming the argument, what was expected, what came.
@@ -133,6 +133,7 @@ def chunk_gated_delta_rule(
     try:
         check_tensors(q, k, v, g, beta, A_log, dt_bias, initial_state)
         check_deterministic(deterministic)
+        initial_state = _wide(initial_state)
         if use_gate_in_kernel:
             if A_log is None:
                 raise InvalidArgumentError("A_log: expected [HV] with use_gate_in_kernel, got none")

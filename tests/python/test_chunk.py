@@ -91,15 +91,16 @@ def test_head_dims_that_only_the_reference_takes():
 @pytest.mark.parametrize("gate", [None, "A_log", "dt_bias"])
 @pytest.mark.parametrize("norm", [False, True])
 def test_activations_in_the_kernel(sigmoid, neg, gate, norm):
-    inputs = make(70, 2, 4, 32, 16)
+    HV = 16  # dA_log has no other numbers
+    inputs = make(70, 4, HV, 32, 16)
     parameters = None
     if gate:
-        inputs[3] = gates(1, 70, 4).requires_grad_()
-        A_log = gates(4).requires_grad_()
-        dt = gates(4).requires_grad_() if gate == "dt_bias" else None
+        inputs[3] = gates(1, 70, HV).requires_grad_()
+        A_log = gates(HV).requires_grad_()
+        dt = gates(HV).requires_grad_() if gate == "dt_bias" else None
         parameters = (A_log, dt)
     if sigmoid:
-        inputs[4] = gates(1, 70, 4).requires_grad_()
+        inputs[4] = gates(1, 70, HV).requires_grad_()
     check(
         inputs, [0, 30, 70], 1e-10, gate=parameters, scale=0.3, use_qk_l2norm_in_kernel=norm,
         use_beta_sigmoid_in_kernel=sigmoid, allow_neg_eigval=neg,
@@ -237,6 +238,21 @@ def test_one_document_does_not_see_the_others():
     assert torch.equal(o[:, :71], changed[:, :71])
     assert not torch.equal(o[:, 71:], changed[:, 71:])
     assert all(torch.equal(a[:, :71], b[:, :71]) for a, b in zip(grads, changed_grads))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_initial_state_is_widened(dtype):
+    inputs = make(70, 1, 2, 16, 16, dtype=torch.float32)
+    h0 = torch.randn(1, 2, 16, 16).to(dtype).requires_grad_()
+    wide = h0.detach().float().requires_grad_()
+    o, final = gdn_kcp.chunk_gated_delta_rule(*inputs, initial_state=h0, output_final_state=True)
+    want, exact = gdn_kcp.chunk_gated_delta_rule(
+        *inputs, initial_state=wide, output_final_state=True)
+    assert final.dtype == torch.float32
+    assert torch.equal(o, want) and torch.equal(final, exact)
+    (d,) = torch.autograd.grad(o.sum() + final.sum(), h0)
+    (d_wide,) = torch.autograd.grad(want.sum() + exact.sum(), wide)
+    assert d.dtype == dtype and torch.equal(d, d_wide.to(dtype))
 
 
 def digest_of_a_run() -> str:

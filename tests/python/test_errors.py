@@ -45,7 +45,7 @@ CASES = [
     (broken({}, cu_seqlens=[0, 50]), "cu_seqlens: expected a tensor, got list"),
     (broken({}, initial_state=torch.zeros(2, 4, 16, 16)), r"initial_state: expected \[1, 4, 16, 16\]"),
     (broken({}, initial_state=torch.zeros(4, 16, 16)), r"initial_state: expected \[N, HV, K, V\]"),
-    (broken({}, initial_state=torch.zeros(1, 4, 16, 16).bfloat16()), "initial_state: expected float32"),
+    (broken({}, initial_state=torch.zeros(1, 4, 16, 16).double()), "initial_state: expected float32"),
     (broken({}, use_gate_in_kernel=True), "A_log: expected"),
     (broken({}, A_log=torch.zeros(4)), "A_log, dt_bias: expected only with"),
     (broken({}, use_gate_in_kernel=True, A_log=torch.zeros(3)), r"A_log: expected \[4\], got \[3\]"),

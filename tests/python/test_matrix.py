@@ -85,10 +85,14 @@ def check(monkeypatch):
     return run
 
 
+# Keys that point one way and nothing decays: the largest error of dv, docs/accuracy.md.
+MISSES_ON_GPU = pytest.mark.misses_on_gpu(reason="what bf16 operands allow is above the bar of 2e-2")
+
+
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("B,T,H,HV,D,scale,n,masked,norm", [
     (1, 75, 4, 4, 64, 1, 0.01, 0, False),
-    (2, 256, 2, 8, 64, 1, 0.1, 1, True),
+    pytest.param(2, 256, 2, 8, 64, 1, 0.1, 1, True, marks=MISSES_ON_GPU),
     (1, 500, 2, 4, 128, None, 10, 0, True),
     (2, 1000, 3, 3, 64, 0.1, 1, 0.5, False),
     (1, 1024, 4, 8, 64, 0.1, 0.1, 0, True),
@@ -209,9 +213,11 @@ GATES = {
 @pytest.mark.parametrize("gates", GATES)
 @pytest.mark.parametrize("T", [129, 4096])
 def test_gates(check, gates, T):
-    inputs = operands(1, T, 1, 2, 64, uniform=False)
-    inputs[3] = placed(GATES[gates]((1, T, 2)).clone())
-    check(inputs, 1)
+    """Several short ones: where gates forget, few numbers of dg and dbeta are more than nothing."""
+    B = 8 if T == 129 else 1
+    inputs = operands(B, T, 2, 4, 64, uniform=False)
+    inputs[3] = placed(GATES[gates]((B, T, 4)).clone())
+    check(inputs, B)
 
 
 def duplicated(k):
@@ -238,9 +244,9 @@ def test_keys(check, keys, norm):
 
 @pytest.mark.parametrize("beta", [0.0, 1e-10, 1.0, 2.0])
 def test_betas(check, beta):
-    inputs = operands(1, 200, 2, 4, 64, uniform=False)
+    inputs = operands(4, 200, 2, 4, 64, uniform=False)
     inputs[4] = torch.full_like(inputs[4], beta)
-    check(inputs, 1)
+    check(inputs, 4)
 
 
 def test_dg_of_a_first_token_without_a_state_is_exactly_zero():
