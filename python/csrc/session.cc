@@ -46,18 +46,23 @@ Path path;
 
 std::shared_ptr<const Prepared> Session::prepare(const gdn::Problem& problem, int64_t flags) {
   gdn::ContextOptions options = options_;
-  options.keep_prepared = flags & kKeepPrepared;
+  const int64_t keep = flags & (kKeepPrepared | kKeepWhereLight);
+  options.keep_prepared = keep != 0;
   const int64_t exchange = exchange_of(flags);
   if (exchange >= 0) options.exchange = static_cast<gdn::ExchangePolicy>(exchange);
   std::lock_guard lock(mutex_);
   for (const Entry& entry : entries_) {
-    if (entry.exchange == options.exchange && entry.keep_prepared == options.keep_prepared &&
-        entry.problem == problem) {
+    if (entry.exchange == options.exchange && entry.keep == keep && entry.problem == problem) {
       return entry.prepared;
     }
   }
   const auto guard = guard_for(problem.device);
   auto context = value_of(gdn::Context::make(partition_, rank_, problem, options));
+  if (keep == kKeepWhereLight &&
+      context.saved_bytes() > kLightBytes * problem.tokens * problem.heads_v) {
+    options.keep_prepared = false;
+    context = value_of(gdn::Context::make(partition_, rank_, problem, options));
+  }
   Bytes bytes;
   bytes.forward = context.forward_workspace_bytes();
   bytes.backward = context.backward_workspace_bytes(true);
@@ -71,7 +76,7 @@ std::shared_ptr<const Prepared> Session::prepare(const gdn::Problem& problem, in
     check(prepared->context.upload(memory_of(prepared->resident), stream));
     prepared->uses.after_write(stream);
   }
-  entries_.push_back({problem, options.exchange, options.keep_prepared, prepared});
+  entries_.push_back({problem, options.exchange, keep, prepared});
   return entries_.back().prepared;
 }
 

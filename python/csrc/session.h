@@ -71,7 +71,7 @@ class Session {
   struct Entry {
     gdn::Problem problem;
     gdn::ExchangePolicy exchange;
-    bool keep_prepared;
+    int64_t keep;  // the flags of what a saved set keeps
     std::shared_ptr<Prepared> prepared;
   };
 
@@ -92,7 +92,11 @@ enum Flag : int64_t {
   kStateVFirst = 16,
   kExchangeGiven = 32,  // bits 6 and 7: the ExchangePolicy of this call
   kKeepPrepared = 256,
+  kKeepWhereLight = 512,  // prepared data too, where a saved set stays under kLightBytes
 };
+// A token and value head: what the operator's other implementations keep, a row of a chunk's inverse
+// in bf16 and a sum of gates.
+inline constexpr int64_t kLightBytes = 64 * 2 + 4;
 inline int64_t exchange_of(int64_t flags) {
   return (flags & kExchangeGiven) ? (flags >> 6) & 3 : -1;
 }

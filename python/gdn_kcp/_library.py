@@ -22,7 +22,7 @@ ops = torch.ops.gdn_kcp
 
 # Bits of the `flags` argument; csrc/session.h has the same table.
 L2NORM, GATE_IN_KERNEL, BETA_SIGMOID, NEG_EIGVAL, STATE_V_FIRST, EXCHANGE_GIVEN = 1, 2, 4, 8, 16, 32
-KEEP_PREPARED = 256
+KEEP_PREPARED, KEEP_WHERE_LIGHT = 256, 512
 EXCHANGE = {"auto": 0, "allgather": 1, "a2a": 2}
 
 

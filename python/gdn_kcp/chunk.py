@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 
 from . import traced  # noqa: F401: registers what torch.compile needs
-from ._library import BETA_SIGMOID, GATE_IN_KERNEL, L2NORM, NEG_EIGVAL, STATE_V_FIRST, ops
+from ._library import (
+    BETA_SIGMOID,
+    GATE_IN_KERNEL,
+    KEEP_WHERE_LIGHT,
+    L2NORM,
+    NEG_EIGVAL,
+    STATE_V_FIRST,
+    ops,
+)
 from .autograd import Call, apply, autocast, check_deterministic, check_tensors, refuse
 from .context import Context
 from .errors import InvalidArgumentError, typed
@@ -115,6 +123,9 @@ def chunk_gated_delta_rule(
 
     Strided views are taken as they are: unit innermost stride, head stride = head dim.
 
+    For its backward it keeps what ``save_mode="light_akk"`` of :func:`chunk_gdn_kcp` does where that is
+    at most 132 bytes a token and value head (on cuda-sm90a), else what ``"light"`` does.
+
     Returns:
         o like v, and the final states in fp32 (fp64 for fp64), or None.
 
@@ -152,7 +163,7 @@ def chunk_gated_delta_rule(
         refuse(cp_context, error, "forward")
     q, k, v = autocast(q.device.type, q, k, v)
     if cp_context is not None:
-        call = Call(cp_context, None, scale, flags, output_final_state)
+        call = Call(cp_context, None, scale, flags | KEEP_WHERE_LIGHT, output_final_state)
         return apply(call, q, k, v, g, beta, A_log, dt_bias, initial_state)
     if torch.compiler.is_compiling():
         cu = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
@@ -164,5 +175,5 @@ def chunk_gated_delta_rule(
         cu = host_cu_seqlens(cu_seqlens, cu_seqlens_cpu)
     except RuntimeError as error:
         raise typed(error) from None
-    call = Call(None, cu, scale, flags, output_final_state)
+    call = Call(None, cu, scale, flags | KEEP_WHERE_LIGHT, output_final_state)
     return apply(call, q, k, v, g, beta, A_log, dt_bias, initial_state)

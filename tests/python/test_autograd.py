@@ -144,6 +144,26 @@ def test_all_that_is_saved_goes_through_saved_tensors():
     assert alive[0]() is None
 
 
+@pytest.mark.every_head_dim
+def test_the_drop_in_keeps_prepared_data_where_they_are_light(device):
+    """In bytes of its saved set: on cuda-sm90a those of "light_akk", elsewhere of "light"."""
+    T, H, HV = 200, 2, 6
+    inputs, blocks = make(T, H, HV, 64, 64), []
+    D = inputs[0].shape[-1]
+
+    def pack(t):
+        blocks.append(t.numel() if t.dtype == torch.uint8 else 0)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        gdn_kcp.chunk_gated_delta_rule(*inputs)
+    light = gdn_kcp.last_path().backend == "cuda-sm90a"
+    ctx = gdn_kcp.build_context(gdn_kcp.partition(torch.tensor([0, T]), 1), None, 0, device)
+    assert sum(blocks) == gdn_kcp.saved_bytes(
+        ctx, H_qk=H, HV=HV, head_dim=D, dtype=inputs[0].dtype,
+        save_mode="light_akk" if light else "light")
+
+
 def test_saved_tensors_changed_in_place_are_detected():
     inputs = make(130, 1, 2, 16, 16)
     inputs[2] = (inputs[2] * 1).detach().requires_grad_()
