@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -233,6 +234,57 @@ TEST_F(CliTest, CheckWithoutAFile) {
   expect_refusal("check --docs 3 --backend odd", "got 'odd'");
 }
 
+TEST_F(CliTest, CheckOfTheFirstHeads) {
+  const std::string make = "in.safetensors --docs 130,0,1,70 --heads 2,6 --dim 16 --dtype fp32";
+  ASSERT_EQ(gdn("make " + make + " --gate-in-kernel --initial-state --dfinal-state").code, 0);
+  const Json all = json("check in.safetensors --ranks 2");
+  EXPECT_EQ(all["reference_heads"], 2);
+  EXPECT_EQ(json("check in.safetensors --ranks 2 --reference-heads 2"), all);
+
+  const Json first = json("check in.safetensors --ranks 2 --reference-heads 1 --against-one-rank");
+  EXPECT_EQ(first["passed"], true);
+  EXPECT_EQ(first["reference_heads"], 1);
+  EXPECT_EQ(first["problem"], all["problem"]) << "the run has all heads";
+  ASSERT_EQ(first["against_reference"].size(), 10u);
+  for (size_t i = 0; i < 10; ++i) {
+    const Json& row = first["against_reference"][i];
+    const Json& whole = all["against_reference"][i];
+    EXPECT_EQ(row["tensor"], whole["tensor"]);
+    const bool of_keys = row["tensor"] == "dq" || row["tensor"] == "dk";
+    EXPECT_LT(row["worst_head"], of_keys ? 1 : 3) << row;
+  }
+  const Outcome text = gdn("check in.safetensors --ranks 2 --reference-heads 1");
+  EXPECT_NE(text.out.find("2 ranks, contiguous, first 1 of 2 key heads against the fp64 reference"),
+            std::string::npos)
+      << text.out;
+  EXPECT_EQ(gdn("check in.safetensors --reference-heads 1 --bar 0").code, 1);
+
+  expect_refusal("check in.safetensors --reference-heads 3",
+                 "--reference-heads: expected at most 2, the key heads there are, got 3");
+  expect_refusal("check in.safetensors --reference-heads 0",
+                 "--reference-heads: expected an integer of at least 1, got '0'");
+}
+
+// Not a number in v's last head: only a check that looks there finds it.
+TEST_F(CliTest, CheckOfTheFirstHeadsLooksAtNoOther) {
+  ASSERT_EQ(gdn("make good --docs 70 --heads 2,4 --dim 16 --dtype fp32").code, 0);
+  const auto file = SafetensorsFile::open(path("good"));
+  ASSERT_TRUE(file) << file.status().message();
+  std::vector<HostTensor> tensors;
+  std::vector<NamedTensor> named;
+  for (const SafetensorsEntry& entry : file->header().entries) {
+    auto tensor = file->load(entry.name);
+    ASSERT_TRUE(tensor) << tensor.status().message();
+    if (entry.name == "v") tensor->as<float>()[3 * 16] = std::nanf("");
+    named.push_back({entry.name, tensor->view});
+    tensors.push_back(std::move(*tensor));
+  }
+  ASSERT_TRUE(write_safetensors(path("bad"), named, file->header().metadata));
+  EXPECT_EQ(gdn("check bad").code, 1);
+  EXPECT_EQ(json("check bad --reference-heads 1")["passed"], true);
+  EXPECT_EQ(gdn("check bad --reference-heads 2").code, 1);
+}
+
 TEST_F(CliTest, Text) {
   std::ofstream(path("a.txt")) << "It was a dark night.\n\nIt was a stormy night.\n";
   std::ofstream(path("b.txt")) << "It was a night.\n";
@@ -403,7 +455,7 @@ TEST_F(CliTest, NumbersAreNumbers) {
   }
   expect_refusal("check --docs 4 --bar -1", "--bar: expected a number of at least 0, got '-1'");
   for (const char* bad : {"''", "x", "-1", "1.5", "99999999999999999999", "0x10", "' 1'"}) {
-    for (const char* option : {"--seed", "--ranks", "--slack", "--tile"}) {
+    for (const char* option : {"--seed", "--ranks", "--slack", "--tile", "--reference-heads"}) {
       expect_refusal(fmt::format("check --docs 4 {} {}", option, bad), "expected an integer");
     }
     for (const char* option : {"--docs", "--heads", "--dim"}) {

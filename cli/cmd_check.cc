@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "check/accuracy.h"
+#include "check/first_heads.h"
 #include "check/tensor_check.h"
 #include "command.h"
 #include "gdn/backend.h"
@@ -91,6 +92,11 @@ class Check : public Command {
            "--bar", bar_,
            "the most rel-RMS against the reference of any tensor, instead of the bar of each")
         ->check(number(0));
+    sub->add_option("--reference-heads", reference_heads_,
+                    "compare the first N key heads and their value heads alone; the run under test "
+                    "has all of them [default: all]")
+        ->option_text("N")
+        ->transform(integer(1));
     sub->add_flag("--against-one-rank", one_rank_,
                   "also compare with one rank of the same backend");
     sub->add_flag("--json", json_, "as JSON");
@@ -105,6 +111,7 @@ class Check : public Command {
     GDN_RETURN_IF_ERROR(job_.agree(engine_.apply(options)));
     const Result<Batch> batch = input_.load();
     GDN_RETURN_IF_ERROR(job_.agree(batch.status()));
+    GDN_RETURN_IF_ERROR(job_.agree(check_heads(*batch)));
     const Result<Partition> partition = partition_.partition(batch->cu_seqlens);
     GDN_RETURN_IF_ERROR(job_.agree(partition.status()));
 
@@ -113,18 +120,14 @@ class Check : public Command {
     if (!result) return result.status();
     if (!job_.speaks()) return kSuccess;  // rank 0 compares
     progress.advance();
-    RunOptions exact;
-    exact.context.backend = "reference";
-    const Result<BatchResult> reference = run_batch(widen(*batch), exact);
-    if (!reference) return reference.status();
+    const int64_t all_heads = batch->problem.heads_qk;
+    const int64_t heads = reference_heads_.value_or(all_heads);
+    const Result<std::vector<TensorCheck>> rows =
+        heads == all_heads ? against_reference(*batch, *result)
+                           : against_reference(first_heads(*batch, heads),
+                                               first_heads(*result, batch->problem, heads));
+    if (!rows) return rows.status();
     progress.advance();
-    const DType operand = batch->problem.operand;
-    const std::vector<TensorCheck> rows =
-        check_results(*result, *reference, batch->cu_seqlens, [&](const std::string& tensor) {
-          Bars bar = bars(operand, tensor);
-          bar.rel_rms = bar_.value_or(bar.rel_rms);
-          return bar;
-        });
 
     std::vector<TensorCheck> one;
     if (one_rank_) {
@@ -135,6 +138,7 @@ class Check : public Command {
       single.context.backend = result->backend;
       const Result<BatchResult> alone = job_.run_here(*batch, single);
       if (!alone) return alone.status();
+      const DType operand = batch->problem.operand;
       one = check_results(*result, *alone, batch->cu_seqlens, [&](const std::string& tensor) {
         Bars bar = bars(operand, tensor);
         if (operand == DType::kBFloat16) {
@@ -143,7 +147,7 @@ class Check : public Command {
         return bar;
       });
     }
-    const bool passed = all_passed(rows) && all_passed(one);
+    const bool passed = all_passed(*rows) && all_passed(one);
     if (json_) {
       Json out{{"input", input_.name()},
                {"problem", summary(*batch)},
@@ -151,15 +155,18 @@ class Check : public Command {
                {"ranks", partition->world_size()},
                {"layout", to_string(partition->layout())},
                {"passed", passed},
-               {"against_reference", json_of(rows)}};
+               {"reference_heads", heads},
+               {"against_reference", json_of(*rows)}};
       if (one_rank_) out["against_one_rank"] = json_of(one);
       print_json(out);
     } else {
       print_line(fmt::format("{}: {}", input_.name(), summary(*batch)));
-      print_line(fmt::format("{} on {} rank{}, {}, against the fp64 reference:", result->backend,
-                             partition->world_size(), partition->world_size() == 1 ? "" : "s",
-                             to_string(partition->layout())));
-      print_line(text_of(rows, false));
+      print_line(fmt::format(
+          "{} on {} rank{}, {}, {}against the fp64 reference:", result->backend,
+          partition->world_size(), partition->world_size() == 1 ? "" : "s",
+          to_string(partition->layout()),
+          heads == all_heads ? "" : fmt::format("first {} of {} key heads ", heads, all_heads)));
+      print_line(text_of(*rows, false));
       if (one_rank_) {
         print_line("against one rank of the same backend:");
         print_line(text_of(one, true));
@@ -172,11 +179,33 @@ class Check : public Command {
   bool speaks_of(const Status& error) const override { return job_.speaks_of(error); }
 
  private:
+  Status check_heads(const Batch& batch) const {
+    const int64_t most = batch.problem.heads_qk;
+    if (!reference_heads_ || *reference_heads_ <= most) return Status::ok();
+    return {ErrorCode::kInvalidArgument,
+            fmt::format("--reference-heads: expected at most {}, the key heads there are, got {}",
+                        most, *reference_heads_)};
+  }
+
+  Result<std::vector<TensorCheck>> against_reference(const Batch& batch,
+                                                     const BatchResult& result) const {
+    RunOptions exact;
+    exact.context.backend = "reference";
+    const Result<BatchResult> reference = run_batch(widen(batch), exact);
+    if (!reference) return reference.status();
+    return check_results(result, *reference, batch.cu_seqlens, [&](const std::string& tensor) {
+      Bars bar = bars(batch.problem.operand, tensor);
+      bar.rel_rms = bar_.value_or(bar.rel_rms);
+      return bar;
+    });
+  }
+
   Job job_;
   Input input_;
   PartitionOptions partition_;
   EngineOptions engine_;
   std::optional<double> bar_;
+  std::optional<int64_t> reference_heads_;
   bool one_rank_ = false, json_ = false;
 };
 
