@@ -259,6 +259,11 @@ TEST_F(CliTest, CheckOfTheFirstHeads) {
       << text.out;
   EXPECT_EQ(gdn("check in.safetensors --reference-heads 1 --bar 0").code, 1);
 
+  const Json chunks = json("check in.safetensors --reference cpu --reference-heads 1");
+  EXPECT_EQ(chunks["passed"], true);
+  EXPECT_EQ(chunks["reference"], "cpu");
+  expect_refusal("check in.safetensors --reference gpu",
+                 "--reference: expected reference or cpu, got 'gpu'");
   expect_refusal("check in.safetensors --reference-heads 3",
                  "--reference-heads: expected at most 2, the key heads there are, got 3");
   expect_refusal("check in.safetensors --reference-heads 0",

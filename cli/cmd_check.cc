@@ -92,6 +92,10 @@ class Check : public Command {
            "--bar", bar_,
            "the most rel-RMS against the reference of any tensor, instead of the bar of each")
         ->check(number(0));
+    sub->add_option("--reference", reference_,
+                    "what to compare with, in fp64: reference, token by token, or cpu, in chunks, "
+                    "many times as fast")
+        ->option_text("NAME [default: reference]");
     sub->add_option("--reference-heads", reference_heads_,
                     "compare the first N key heads and their value heads alone; the run under test "
                     "has all of them [default: all]")
@@ -111,7 +115,7 @@ class Check : public Command {
     GDN_RETURN_IF_ERROR(job_.agree(engine_.apply(options)));
     const Result<Batch> batch = input_.load();
     GDN_RETURN_IF_ERROR(job_.agree(batch.status()));
-    GDN_RETURN_IF_ERROR(job_.agree(check_heads(*batch)));
+    GDN_RETURN_IF_ERROR(job_.agree(check_reference(*batch)));
     const Result<Partition> partition = partition_.partition(batch->cu_seqlens);
     GDN_RETURN_IF_ERROR(job_.agree(partition.status()));
 
@@ -155,6 +159,7 @@ class Check : public Command {
                {"ranks", partition->world_size()},
                {"layout", to_string(partition->layout())},
                {"passed", passed},
+               {"reference", reference_},
                {"reference_heads", heads},
                {"against_reference", json_of(*rows)}};
       if (one_rank_) out["against_one_rank"] = json_of(one);
@@ -162,10 +167,10 @@ class Check : public Command {
     } else {
       print_line(fmt::format("{}: {}", input_.name(), summary(*batch)));
       print_line(fmt::format(
-          "{} on {} rank{}, {}, {}against the fp64 reference:", result->backend,
-          partition->world_size(), partition->world_size() == 1 ? "" : "s",
-          to_string(partition->layout()),
-          heads == all_heads ? "" : fmt::format("first {} of {} key heads ", heads, all_heads)));
+          "{} on {} rank{}, {}, {}against the fp64 {}:", result->backend, partition->world_size(),
+          partition->world_size() == 1 ? "" : "s", to_string(partition->layout()),
+          heads == all_heads ? "" : fmt::format("first {} of {} key heads ", heads, all_heads),
+          reference_ == "cpu" ? "cpu backend" : reference_));
       print_line(text_of(*rows, false));
       if (one_rank_) {
         print_line("against one rank of the same backend:");
@@ -179,7 +184,11 @@ class Check : public Command {
   bool speaks_of(const Status& error) const override { return job_.speaks_of(error); }
 
  private:
-  Status check_heads(const Batch& batch) const {
+  Status check_reference(const Batch& batch) const {
+    if (reference_ != "reference" && reference_ != "cpu") {
+      return {ErrorCode::kInvalidArgument,
+              fmt::format("--reference: expected reference or cpu, got '{}'", reference_)};
+    }
     const int64_t most = batch.problem.heads_qk;
     if (!reference_heads_ || *reference_heads_ <= most) return Status::ok();
     return {ErrorCode::kInvalidArgument,
@@ -190,7 +199,7 @@ class Check : public Command {
   Result<std::vector<TensorCheck>> against_reference(const Batch& batch,
                                                      const BatchResult& result) const {
     RunOptions exact;
-    exact.context.backend = "reference";
+    exact.context.backend = reference_;
     const Result<BatchResult> reference = run_batch(widen(batch), exact);
     if (!reference) return reference.status();
     return check_results(result, *reference, batch.cu_seqlens, [&](const std::string& tensor) {
@@ -205,6 +214,7 @@ class Check : public Command {
   PartitionOptions partition_;
   EngineOptions engine_;
   std::optional<double> bar_;
+  std::string reference_ = "reference";
   std::optional<int64_t> reference_heads_;
   bool one_rank_ = false, json_ = false;
 };
