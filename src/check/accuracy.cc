@@ -14,9 +14,13 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// A part is judged against its own norm, against this share of what its norm would be at the
-// tensor's root mean square, or against one number of that size, whichever is largest.
+// A part is judged against its own norm, or against this share of what its norm would be at the
+// tensor's root mean square, whichever is larger.
 constexpr double kPartFloor = 0.1;
+
+// The same for a part of no more numbers of one for each token and head, which may be as few as one
+// independent one: the whole of what its norm would be.
+constexpr int64_t kFewNumbers = 64;
 
 // A part may be this much further away than the whole tensor.
 constexpr double kPartFactor = 4.0;
@@ -86,17 +90,20 @@ class Walk {
   double max_reference_ = 0;
 };
 
-double part_rms(const Sums& part, const Sums& whole) {
+// `scalars`: the tensor has one number for each token and head.
+double part_rms(const Sums& part, const Sums& whole, bool scalars) {
   const double number = whole.reference / static_cast<double>(std::max<int64_t>(whole.count, 1));
   const double share = kPartFloor * kPartFloor * static_cast<double>(part.count);
-  const double norm = std::max(part.reference, std::max(share, 1.0) * number);
+  const double few = scalars ? static_cast<double>(std::min(part.count, kFewNumbers)) : 0.0;
+  const double norm = std::max(part.reference, std::max(share, few) * number);
   return std::sqrt(ratio(part.error, norm));
 }
 
-void find_worst(const std::vector<Sums>& parts, const Sums& whole, int64_t& worst, double& rms) {
+void find_worst(const std::vector<Sums>& parts, const Sums& whole, bool scalars, int64_t& worst,
+                double& rms) {
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].count == 0) continue;
-    const double own = part_rms(parts[i], whole);
+    const double own = part_rms(parts[i], whole, scalars);
     if (worst < 0 || own > rms) {
       worst = static_cast<int64_t>(i);
       rms = own;
@@ -147,8 +154,9 @@ Accuracy compare(const TensorView& x, const TensorView& ref, int head_axis,
   result.finite = walk.finite();
   result.rel_rms = std::sqrt(ratio(whole.error, whole.reference));
   result.max_error = walk.max_error();
-  if (head_axis >= 0) find_worst(heads, whole, result.worst_head, result.worst_head_rms);
-  find_worst(documents, whole, result.worst_document, result.worst_document_rms);
+  const bool scalars = head_axis == x.rank - 1;
+  if (head_axis >= 0) find_worst(heads, whole, scalars, result.worst_head, result.worst_head_rms);
+  find_worst(documents, whole, scalars, result.worst_document, result.worst_document_rms);
   return result;
 }
 

@@ -243,8 +243,8 @@ def test_one_document_does_not_see_the_others():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_initial_state_is_widened(dtype):
     inputs = make(70, 1, 2, 16, 16, dtype=torch.float32)
-    h0 = torch.randn(1, 2, 16, 16).to(dtype).requires_grad_()
-    wide = h0.detach().float().requires_grad_()
+    wide = states(1, 2, 16, 16).to(dtype).float().requires_grad_()
+    h0 = wide.detach().to(dtype).requires_grad_()
     o, final = gdn_kcp.chunk_gated_delta_rule(*inputs, initial_state=h0, output_final_state=True)
     want, exact = gdn_kcp.chunk_gated_delta_rule(
         *inputs, initial_state=wide, output_final_state=True)
