@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <span>
 
 namespace gdn::cli {
@@ -143,19 +144,8 @@ Status check_groups(const Json& groups, const std::string& where) {
   return Status::ok();
 }
 
-std::string note_of(const Json& arm) {
-  const std::string why_not = arm.at("why_not_claimed");
-  return why_not.empty() ? "" : "not claimed: " + why_not;
-}
-
-}  // namespace
-
-Json json_of(const Samples& samples) {
-  return {{"groups", samples.groups},
-          {"power_readings", samples.power_readings},
-          {"capped", samples.capped}};
-}
-
+// Is it of the form of bench_report.h? An error names the place, what was expected there and what
+// is there.
 Status check_report(const Json& report) {
   GDN_RETURN_IF_ERROR(check_fields(report, "", kReportFields));
   for (size_t r = 0; r < report["rows"].size(); ++r) {
@@ -170,6 +160,37 @@ Status check_report(const Json& report) {
     }
   }
   return Status::ok();
+}
+
+std::string note_of(const Json& arm) {
+  const std::string why_not = arm.at("why_not_claimed");
+  return why_not.empty() ? "" : "not claimed: " + why_not;
+}
+
+}  // namespace
+
+Json json_of(const Samples& samples) {
+  return {{"groups", samples.groups},
+          {"power_readings", samples.power_readings},
+          {"capped", samples.capped}};
+}
+
+Result<Json> read_report(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return Status{ErrorCode::kIo, fmt::format("{}: cannot open", path)};
+  Json report;
+  try {
+    report = Json::parse(file);
+  } catch (const Json::parse_error& error) {
+    return Status{ErrorCode::kInvalidArgument,
+                  fmt::format("{}: expected JSON as gdn bench --output writes it, got something "
+                              "else at byte {}",
+                              path, error.byte)};
+  }
+  if (const Status status = check_report(report); !status) {
+    return Status{status.code(), fmt::format("{}: {}", path, status.message())};
+  }
+  return report;
 }
 
 void judge(Json& report) {

@@ -26,8 +26,9 @@ namespace gdn::cli {
 
 Json json_of(const bench::Samples& samples);
 
-// Is it of the form above? An error names the place, what was expected there and what is there.
-Status check_report(const Json& report);
+// From a file. Where it is not of the form above the error names the place, what was expected there
+// and what is there.
+Result<Json> read_report(const std::string& path);
 // Judges the times of a report of that form.
 void judge(Json& report);
 // Of a judged report.

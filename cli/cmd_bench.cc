@@ -6,15 +6,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
-#include <map>
 
 #include "bench/arm.h"
 #include "bench/measure.h"
+#include "bench_accuracy.h"
 #include "bench_input.h"
 #include "bench_report.h"
-#include "check/run_batch.h"
-#include "check/tensor_check.h"
 #include "io/file.h"
 #include "job.h"
 #include "memory.h"
@@ -38,12 +35,6 @@ Protocol host_protocol() { return {"host", 1, 2, 1, 5, 0}; }
 const std::vector<std::string> kStages = {
     "prepare", "summarize", "fold", "run", "summarize_backward", "fold_backward", "run_backward"};
 
-struct NamedArm {
-  std::string name;
-  ArmOptions options;
-  bool again = false;
-};
-
 std::vector<std::string> split_names(const std::string& text) {
   std::vector<std::string> names(1);
   for (char c : text) {
@@ -55,13 +46,6 @@ std::vector<std::string> split_names(const std::string& text) {
   }
   return names;
 }
-
-// A sample's operands in host memory, what they should give, and how each arm did on them.
-struct Sample {
-  Batch batch;
-  BatchResult reference;
-  std::map<std::string, std::string> failures;  // by arm; empty: passed
-};
 
 class Bench : public Command {
  public:
@@ -139,6 +123,9 @@ class Bench : public Command {
                {"checked", no_check_ ? "no" : kCheckedOn},
                {"rows", Json::array()}};
     say(header());
+    accuracy_.emplace(job_, *machine_,
+                      BenchAccuracy::Options{!no_check_, bar_, run_options_,
+                                             [this](const std::string& line) { say(line); }});
     for (BenchCase& one : cases) {
       const Status status = time_case(one, operations);
       if (!status && !report_["rows"].empty()) GDN_RETURN_IF_ERROR(print_report().status());
@@ -290,97 +277,6 @@ class Bench : public Command {
     return arms;
   }
 
-  // The sample of a case, made once for all cases that share it.
-  Result<Sample*> sample_of(BenchCase& one) {
-    const auto found = samples_.find(one.key);
-    if (found != samples_.end()) return &found->second;
-    Sample sample;
-    if (one.loaded) {
-      sample.batch = std::move(*one.loaded);
-    } else {
-      const Progress progress("making");
-      Result<Batch> made = make_batch(one.recipe);
-      if (!made) return made.status();
-      sample.batch = std::move(*made);
-    }
-    if (!no_check_ && job_.speaks()) {
-      const Progress progress("computing the reference");
-      RunOptions exact;
-      exact.context.backend = "reference";
-      Result<BatchResult> reference = run_batch(widen(sample.batch), exact);
-      if (!reference) return reference.status();
-      sample.reference = std::move(*reference);
-    }
-    return &samples_.emplace(one.key, std::move(sample)).first->second;
-  }
-
-  // Why the arm gets no time; empty where its outputs on the sample are right.
-  Result<std::string> check_arm(Sample& sample, const NamedArm& arm) {
-    if (no_check_) return std::string();
-    const auto known = sample.failures.find(arm.name);
-    if (known != sample.failures.end()) return known->second;
-    const Result<BatchResult> result = [&] {
-      const Progress progress("checking " + arm.name);
-      return job_.many_processes() ? over_ranks(sample, arm) : alone(sample, arm);
-    }();
-    if (!result) return result.status();
-    std::string failed = job_.speaks() ? judge_accuracy(sample, arm, *result) : "";
-    if (job_.many_processes()) {  // rank 0's verdict is everybody's
-      const Status verdict =
-          job_.agree(failed.empty() ? Status::ok() : Status(ErrorCode::kInternal, failed));
-      if (!verdict && verdict.code() != ErrorCode::kInternal) return verdict;
-      failed = verdict.message();
-    }
-    failed_ |= !failed.empty();
-    return sample.failures[arm.name] = failed.empty() ? "" : "fails the accuracy check: " + failed;
-  }
-
-  // The sample's results by this process's machine, or over the ranks of all (rank 0 gets them).
-  Result<BatchResult> alone(Sample& sample, const NamedArm& arm) {
-    const auto partition = Partition::make(sample.batch.cu_seqlens, 1, Layout::kContiguous);
-    if (!partition) return partition.status();
-    Result<Case> made = Case::make(*machine_, *partition, 0, sample.batch, true);
-    if (!made) return made.status();
-    Result<std::unique_ptr<Arm>> running = bench::make_arm(*machine_, *made, arm.options);
-    if (!running) return running.status();
-    GDN_RETURN_IF_ERROR(machine_->complete([&] {
-      return (*running)->call(made->training ? Operation::kForwardBackward : Operation::kForward);
-    }));
-    return made->download(*machine_);
-  }
-  Result<BatchResult> over_ranks(const Sample& sample, const NamedArm& arm) {
-    RunOptions options = run_options_;
-    options.context = arm.options.context;
-    return job_.run(sample.batch, options);
-  }
-
-  // The tensors that miss their bars.
-  std::string judge_accuracy(const Sample& sample, const NamedArm& arm, const BatchResult& result) {
-    const auto checks = check_results(result, sample.reference, sample.batch.cu_seqlens,
-                                      [&](const std::string& tensor) {
-                                        Bars bar = bars(sample.batch.problem.operand, tensor);
-                                        if (bar_) bar.rel_rms = std::min(bar.rel_rms, *bar_);
-                                        return bar;
-                                      });
-    std::string text, failed;
-    Json accuracy = Json::array();
-    for (const TensorCheck& check : checks) {
-      text += fmt::format(" {} {:.2e}", check.tensor, check.accuracy.rel_rms);
-      if (!check.passed) failed += (failed.empty() ? "" : ", ") + check.tensor;
-      accuracy.push_back({{"tensor", check.tensor},
-                          {"rel_rms", check.accuracy.rel_rms},
-                          {"max_error", check.accuracy.max_error},
-                          {"worst_head_rel_rms", check.accuracy.worst_head_rms},
-                          {"worst_document_rel_rms", check.accuracy.worst_document_rms},
-                          {"passed", check.passed}});
-    }
-    say(fmt::format("{}, {}: rel-RMS{}{}", summary(sample.batch), arm.name, text,
-                    failed.empty() ? "" : "; FAILED: " + failed));
-    report_["accuracy"].push_back(
-        {{"arm", arm.name}, {"problem", summary(sample.batch)}, {"tensors", accuracy}});
-    return failed;
-  }
-
   // One arm of a case: running, or why not.
   struct Runner {
     NamedArm named;
@@ -390,9 +286,9 @@ class Bench : public Command {
   };
 
   Status time_case(BenchCase& one, const std::vector<Operation>& operations) {
-    Result<Sample*> found = sample_of(one);
+    const Result<BenchAccuracy::Sample*> found = accuracy_->sample_of(one);
     GDN_RETURN_IF_ERROR(job_.agree(found.status()));
-    Sample& sample = **found;
+    BenchAccuracy::Sample& sample = **found;
     if (machine_->device().kind == Device::Kind::kCpu) {
       GDN_RETURN_IF_ERROR(job_.agree(check_memory(
           sample.batch, one.partition.local_tokens(one.rank), one.partition.num_documents())));
@@ -413,7 +309,8 @@ class Bench : public Command {
     return Status::ok();
   }
 
-  Status make_runners(const Case& what, Sample& sample, std::vector<Runner>& runners) {
+  Status make_runners(const Case& what, BenchAccuracy::Sample& sample,
+                      std::vector<Runner>& runners) {
     std::string first;
     if (backends_[0].empty()) {
       const Result<const Backend*> picked = pick_backend(what.problem);
@@ -427,8 +324,9 @@ class Bench : public Command {
       if (status) {
         runner.arm = std::move(*made);
         // A twin is the code of the arm before it.
-        const Result<std::string> failure =
-            named.again ? Result<std::string>(runners.back().why_not) : check_arm(sample, named);
+        const Result<std::string> failure = named.again
+                                                ? Result<std::string>(runners.back().why_not)
+                                                : accuracy_->check(sample, named);
         if (!failure) return failure.status();
         runner.why_not = *failure;
       } else if (runners.empty() || status.code() != ErrorCode::kUnsupported) {
@@ -544,7 +442,9 @@ class Bench : public Command {
   }
 
   Result<int> print_report() {
-    if (!job_.speaks()) return failed_ ? kCheckFailed : kSuccess;
+    const bool failed = accuracy_ && accuracy_->failed();
+    if (!job_.speaks()) return failed ? kCheckFailed : kSuccess;
+    if (accuracy_ && !accuracy_->as_json().empty()) report_["accuracy"] = accuracy_->as_json();
     if (!output_.empty()) {
       Result<AtomicFile> file = AtomicFile::create(output_);
       if (!file) return file.status();
@@ -559,23 +459,13 @@ class Bench : public Command {
       print_line(table_of(report_) + slowest_ranks(report_));
       print_line(report_.value("protocol", ""));
     }
-    return failed_ ? kCheckFailed : kSuccess;
+    return failed ? kCheckFailed : kSuccess;
   }
 
   Result<int> judge_file() {
-    std::ifstream file(judge_);
-    if (!file) return Status{ErrorCode::kIo, fmt::format("{}: cannot open", judge_)};
-    try {
-      report_ = Json::parse(file);
-    } catch (const Json::parse_error& error) {
-      return Status{ErrorCode::kInvalidArgument,
-                    fmt::format("{}: expected JSON as gdn bench --output writes it, got something "
-                                "else at byte {}",
-                                judge_, error.byte)};
-    }
-    if (const Status status = check_report(report_); !status) {
-      return Status{status.code(), fmt::format("{}: {}", judge_, status.message())};
-    }
+    Result<Json> read = read_report(judge_);
+    if (!read) return read.status();
+    report_ = std::move(*read);
     judge(report_);
     for (const char* name : {"device", "power_cap", "checked"}) {
       if (report_.contains(name)) {
@@ -599,9 +489,8 @@ class Bench : public Command {
 
   std::unique_ptr<Machine> machine_;
   Protocol protocol_;
-  std::map<std::string, Sample> samples_;
+  std::optional<BenchAccuracy> accuracy_;
   Json report_;
-  bool failed_ = false;
 };
 
 }  // namespace
