@@ -9,6 +9,7 @@ import torch
 
 from ._library import ops
 from .errors import InvalidArgumentError, typed
+from .groups import Settle
 
 _TENSORS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
 
@@ -73,16 +74,21 @@ def refuse(ctx, error: Exception, what: str):
     raise error
 
 
-def _advance(ctx, handle: int) -> None:
-    """Runs a paused call to its end, with the context's collectives in between."""
+def _advance(ctx, handle: int, settle: Settle) -> None:
+    """Runs a paused call to its end, with the context's collectives in between; before the first of
+    them ``settle`` ends the agreement to run it."""
     member = ctx.member
     size = ctx.world_size
+    first = True
     while True:
         table, send, receive = ops.call_advance(handle)
         kind, *sizes = table.tolist()
-        if kind == 0:
-            return
         try:
+            if first:
+                settle()
+                first = False
+            if kind == 0:
+                return
             if kind == 1:
                 member.all_to_all(send, sizes[:size], receive, sizes[size:])
             else:
@@ -93,7 +99,7 @@ def _advance(ctx, handle: int) -> None:
 
 
 def _begin(call: Call, op, args: tuple, q, v, what: str, kind: int):
-    """The outputs of a paused call that all ranks could begin, and its handle.
+    """The outputs of a paused call, its handle, and what ends the agreement that all could begin it.
 
     ``kind`` tells calls apart whose collectives differ: forward, backward, backward that recomputes.
     """
@@ -105,12 +111,14 @@ def _begin(call: Call, op, args: tuple, q, v, what: str, kind: int):
     except RuntimeError as raised:
         error = typed(raised)
     try:
-        ctx.member.agree(error, digest, what)
+        settle = ctx.member.begin_agreement(error, digest, what)
+        if error is not None:
+            settle()
     except BaseException:
         if results is not None:
             ops.call_free(results[-1])
         raise
-    return results[:-1], results[-1]
+    return results[:-1], results[-1], settle
 
 
 def run_forward(call: Call, inputs: tuple, save: bool):
@@ -129,11 +137,11 @@ def run_forward(call: Call, inputs: tuple, save: bool):
                 call.workspace, call.again, save, call.want_final,
             )
         args = (*inputs, call.scale, call.flags, call.workspace, None, save, call.want_final)
-        results, handle = _begin(
+        results, handle, settle = _begin(
             call, ops.forward_begin, args, inputs[0], inputs[2],
             "forward: backend, heads, dims, dtype or options", 0,
         )
-        _advance(ctx, handle)
+        _advance(ctx, handle, settle)
         return results
     except RuntimeError as error:
         raise typed(error) from None
@@ -155,11 +163,11 @@ def run_backward(call: Call, inputs: tuple, do, dfinal_state, saved, packed: boo
                 call.scale, call.flags, call.workspace, packed,
             )
         args = (*inputs, do, dfinal_state, saved, call.scale, call.flags, call.workspace, packed)
-        results, handle = _begin(
+        results, handle, settle = _begin(
             call, ops.backward_begin, args, inputs[0], inputs[2],
             "backward: backend, heads, dims, dtype, options or saved", 1 if saved is not None else 2,
         )
-        _advance(ctx, handle)
+        _advance(ctx, handle, settle)
         return results
     except RuntimeError as error:
         raise typed(error) from None

@@ -149,6 +149,7 @@ def build_context(
         partition: from :func:`partition`, the same on every rank.
         group: a torch.distributed process group (gloo for CPU tensors, NCCL for CUDA tensors), an
             :class:`InProcessGroup`, or None for one rank; as large as the partition's world size.
+            Beside a group of NCCL alone the first context makes a gloo group to agree in.
         rank: this rank in the group.
         device: where the tensors of the calls are.
         conv_kernel_size: taps of :func:`causal_conv1d` (at most), 1 to 8.

@@ -1,18 +1,29 @@
 """How ranks talk: one rank, threads of one process, or a torch.distributed process group.
 
 A member offers ``all_to_all`` and ``all_gather`` over blocks of bytes, and ``agree``: before the
-first collective of a call all ranks learn whether any of them failed, so that none hangs.
+first collective of a call all ranks learn whether any of them failed, so that none hangs. An agreement
+that has begun may be settled later: what needs no other rank runs meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import weakref
+from datetime import timedelta
 from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
 
-from .errors import InvalidArgumentError, PeerFailedError, packed, unpacked
+from .errors import Error, InvalidArgumentError, PeerFailedError, packed, unpacked
+
+
+Settle = Callable[[], None]  # ends an agreement: raises what any rank has to say
+
+
+def _settled() -> None:
+    pass
 
 
 class Solo:
@@ -23,6 +34,10 @@ class Solo:
     def agree(self, error: Exception | None, digest: int, what: str) -> None:
         if error is not None:
             raise error
+
+    def begin_agreement(self, error: Exception | None, digest: int, what: str) -> Settle:
+        self.agree(error, digest, what)
+        return _settled
 
 
 def _raise_first(failures: list[tuple[int, str] | None]) -> None:
@@ -36,11 +51,43 @@ def _raise_disagreement(what: str) -> None:
     raise InvalidArgumentError(f"{what}: expected the same on every rank, got different ones")
 
 
+@contextlib.contextmanager
+def _peers():
+    """What torch raises where a rank is gone, as our own error."""
+    try:
+        yield
+    except Error:
+        raise
+    except RuntimeError as error:
+        why = f"{error}".split("\n")[0]
+        raise PeerFailedError(f"another rank failed, left, or never came: {why}") from error
+
+
+# For groups without a CPU backend (NCCL alone): gloo groups of the same ranks, one for each, to agree
+# in. Their collectives are three numbers on the host.
+_control_groups: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_CONTROL_TIMEOUT = timedelta(minutes=10)  # NCCL's own
+
+
+def _control_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Where the ranks of ``group`` agree on the host; made once, by all of them."""
+    if "gloo" in str(dist.get_backend_config(group)):
+        return group
+    made = _control_groups.get(group)
+    if made is None:
+        with _peers():
+            made = _control_groups[group] = dist.new_group(
+                dist.get_process_group_ranks(group), timeout=_CONTROL_TIMEOUT, backend="gloo",
+                use_local_synchronization=True,
+            )
+    return made
+
+
 class TorchMember:
     """A rank of a torch.distributed group: gloo for CPU tensors, NCCL for CUDA tensors.
 
-    ``agree`` needs a CPU backend in the group (gloo, or the default ``cpu:gloo,cuda:nccl``). With
-    NCCL alone it would cost a synchronisation per call: there an error stays on its rank.
+    Ranks agree over a CPU backend: the group's own (gloo, or the default ``cpu:gloo,cuda:nccl``), or a
+    gloo group that the first context of the group makes beside it.
     """
 
     def __init__(self, group: dist.ProcessGroup):
@@ -49,31 +96,40 @@ class TorchMember:
         self.size = dist.get_world_size(group)
         if self.rank < 0:
             raise InvalidArgumentError("group: expected one that this process is in")
-        self._on_host = "gloo" in str(dist.get_backend_config(group))
+        self._control = _control_group(group)
 
     def agree(self, error: Exception | None, digest: int, what: str) -> None:
-        if not self._on_host:
-            if error is not None:
-                raise error
-            return
+        self.begin_agreement(error, digest, what)()
+
+    def begin_agreement(self, error: Exception | None, digest: int, what: str) -> Settle:
         digest &= (1 << 62) - 1  # so that its negative fits too
         state = torch.tensor([error is not None, digest, -digest], dtype=torch.int64)
-        dist.all_reduce(state, dist.ReduceOp.MAX, group=self.group)
-        failed, most, least = state.tolist()
-        if failed:
-            failures: list[Any] = [None] * self.size
-            dist.all_gather_object(failures, error and packed(error), group=self.group)
+        with _peers():
+            work = dist.all_reduce(state, dist.ReduceOp.MAX, group=self._control, async_op=True)
+
+        def settle() -> None:
+            with _peers():
+                work.wait()
+                failed, most, least = state.tolist()
+                failures: list[Any] = [None] * self.size
+                if failed:
+                    mine = error and packed(error)
+                    dist.all_gather_object(failures, mine, group=self._control)
             _raise_first(failures)
-        if most != -least:
-            _raise_disagreement(what)
+            if most != -least:
+                _raise_disagreement(what)
+
+        return settle
 
     def all_to_all(self, send, send_bytes, receive, receive_bytes) -> None:
-        dist.all_to_all_single(receive, send, receive_bytes, send_bytes, group=self.group)
+        with _peers():
+            dist.all_to_all_single(receive, send, receive_bytes, send_bytes, group=self.group)
 
     def all_gather(self, send, receive, receive_bytes) -> None:
         if len(set(receive_bytes)) == 1:
             if receive.numel():
-                dist.all_gather_into_tensor(receive, send, group=self.group)
+                with _peers():
+                    dist.all_gather_into_tensor(receive, send, group=self.group)
             return
         # Blocks of different sizes: the same block to every rank.
         blocks = send.repeat(self.size)
@@ -146,6 +202,10 @@ class ThreadMember:
         _raise_first([failure for failure, _ in states])
         if len({digest for _, digest in states}) > 1:
             _raise_disagreement(what)
+
+    def begin_agreement(self, error: Exception | None, digest: int, what: str) -> Settle:
+        self.agree(error, digest, what)
+        return _settled
 
     def _share(self, item: tuple, take: Callable[[list[Any]], Any]) -> None:
         def taken(items: list[Any]) -> None:

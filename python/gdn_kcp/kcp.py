@@ -108,7 +108,7 @@ def chunk_gdn_kcp(
 
     Raises:
         InvalidArgumentError, UnsupportedError, WorkspaceTooSmallError: the same error on every rank,
-        before the first collective (on NCCL-only groups: on the rank it concerns).
+        before the first collective. PeerFailedError: another rank is gone or does not come in time.
 
     Source: docs/architecture.md, src/driver/call.cc.
     """

@@ -1,10 +1,14 @@
 """One process of test_gloo.py: ranks of a gloo group against one rank, and errors on all ranks.
 
-Usage: torchrun-style environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+Usage: gloo_worker.py [leaves|never comes], in a torchrun-style environment (RANK, WORLD_SIZE,
+MASTER_ADDR, MASTER_PORT). With a word the last rank does that before a call, and the others must end.
 """
 
+import os
 import sys
+import time
 from datetime import timedelta
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -16,6 +20,7 @@ import gdn_kcp
 
 CU = [0, 50, 51, 51, 170]
 BAR = 1e-11
+LIMIT, LATE = 5, 15  # seconds: of the group where a rank never comes, and when it would
 
 
 def check(partition, ctx, rank, inputs, want, do, mode, exchange):
@@ -70,11 +75,46 @@ def errors(partition, ctx, rank, inputs):
     gdn_kcp.chunk_gdn_kcp(*local, ctx)
 
 
+def errors_without_a_cpu_backend(rank, W, inputs):
+    """As with NCCL alone: the ranks agree in a group of their own, one for all contexts."""
+    partition = gdn_kcp.partition(CU, W)
+    with mock.patch.object(dist, "get_backend_config", lambda group: "cuda:nccl"):
+        ctx, other = (
+            gdn_kcp.build_context(partition, dist.group.WORLD, rank, "cpu") for _ in range(2)
+        )
+    errors(partition, ctx, rank, inputs)
+    errors(partition, other, rank, inputs)
+    assert list(gdn_kcp.groups._control_groups) == [dist.group.WORLD]
+
+
+def without_the_last(how, rank, W, inputs):
+    partition = gdn_kcp.partition(CU, W)
+    group = dist.new_group(timeout=timedelta(seconds=LIMIT))
+    ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
+    local = local_rows(partition, rank, inputs)
+    gdn_kcp.chunk_gdn_kcp(*local, ctx)
+    if rank == W - 1:
+        time.sleep(LATE if how == "never comes" else 0)
+        print(f"rank {rank} of {W}: passed", flush=True)
+        os._exit(0)
+    try:
+        gdn_kcp.chunk_gdn_kcp(*local, ctx)
+    except gdn_kcp.PeerFailedError as error:
+        assert "another rank failed, left, or never came" in str(error), error
+    else:
+        raise AssertionError("no error")
+    print(f"rank {rank} of {W}: passed", flush=True)
+    os._exit(0)  # the group cannot be left in order
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    how = sys.argv[1] if len(sys.argv) > 1 else ""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, W = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
+    if how:
+        without_the_last(how, rank, W, make(CU[-1], 2, 4, 16, 16))
     inputs = make(CU[-1], 2, 4, 16, 16)
     do = torch.randn(1, CU[-1], 4, 16, dtype=torch.float64)
     o, _ = gdn_kcp.chunk_gated_delta_rule(*inputs, cu_seqlens=torch.tensor(CU))
@@ -89,6 +129,7 @@ def main() -> None:
         torch.manual_seed(1)
         conv(partition, ctx, rank)
     errors(partition, ctx, rank, inputs)
+    errors_without_a_cpu_backend(rank, W, inputs)
     dist.barrier()
     dist.destroy_process_group()
     print(f"rank {rank} of {W}: passed")

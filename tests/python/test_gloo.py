@@ -11,8 +11,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 
 
-@pytest.mark.parametrize("W", [2, 3, 4])
-def test_processes(W):
+def run_processes(W, *arguments):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -20,7 +19,8 @@ def test_processes(W):
     env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(W),
            "PYTHONPATH": path, "GDN_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     workers = [
-        subprocess.Popen([sys.executable, HERE / "gloo_worker.py"], env={**env, "RANK": str(rank)},
+        subprocess.Popen([sys.executable, HERE / "gloo_worker.py", *arguments],
+                         env={**env, "RANK": str(rank)},
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for rank in range(W)
     ]
@@ -33,3 +33,13 @@ def test_processes(W):
             worker.kill()
     for rank, (worker, text) in enumerate(zip(workers, outputs)):
         assert worker.returncode == 0 and f"rank {rank} of {W}: passed" in text, text[-3000:]
+
+
+@pytest.mark.parametrize("W", [2, 3, 4])
+def test_processes(W):
+    run_processes(W)
+
+
+@pytest.mark.parametrize("how", ["leaves", "never comes"])
+def test_a_lost_rank_ends_the_others(how):
+    run_processes(3, how)
