@@ -4,6 +4,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "check/run_batch.h"
 #include "compare_results.h"
 
@@ -147,6 +150,48 @@ std::vector<Case> cases() {
 
 INSTANTIATE_TEST_SUITE_P(All, Matrix, testing::ValuesIn(cases()),
                          [](const auto& param_info) { return param_info.param.name; });
+
+// What one NaN or infinity in an operand of token 30 and head 1 gives: not finite there, and
+// nothing else in the other document.
+TEST(NotFinite, ShowsInItsOwnDocument) {
+  BatchSpec spec = spec_of({100, 70}, 2, 4, 16);
+  spec.initial_state = spec.dfinal_state = true;
+  for (const char* backend : {"reference", "cpu"}) {
+    RunOptions options;
+    options.context.backend = backend;
+    const auto run = [&](const Batch& batch) {
+      auto result = run_batch(batch, options);
+      EXPECT_TRUE(result) << result.status().message();
+      return std::move(*result);
+    };
+    const BatchResult clean = run(*make_batch(spec));
+    for (HostTensor Batch::* operand : {&Batch::q, &Batch::k, &Batch::v, &Batch::g, &Batch::beta}) {
+      for (float bad : {std::nanf(""), HUGE_VALF}) {
+        Batch batch = *make_batch(spec);
+        HostTensor& tensor = batch.*operand;
+        const int64_t head = operand == &Batch::q || operand == &Batch::k ? 0 : 1;
+        tensor.as<float>()[30 * tensor.view.stride[0] + head * tensor.view.stride[1]] = bad;
+        const BatchResult got = run(batch);
+        const float* o = got.o.as<float>() + (30 * 4 + 1) * 16;
+        EXPECT_FALSE(std::all_of(o, o + 16, [](float x) { return std::isfinite(x); })) << backend;
+        const bool forgets_nothing = operand != &Batch::q && operand != &Batch::v;
+        const float* last = got.o.as<float>() + (99 * 4 + 1) * 16;
+        if (forgets_nothing) {
+          EXPECT_FALSE(std::isfinite(*last)) << backend;
+        }
+        for (const ResultTensor& t : kResultTensors) {
+          if (t.rows != ResultTensor::Rows::kTokens) continue;
+          const HostTensor &x = got.*t.member, &want = clean.*t.member;
+          const int64_t first = 100 * x.view.stride[0];
+          EXPECT_EQ(std::memcmp(x.as<float>() + first, want.as<float>() + first,
+                                70 * static_cast<size_t>(x.view.stride[0]) * sizeof(float)),
+                    0)
+              << backend << ' ' << t.name;
+        }
+      }
+    }
+  }
+}
 
 // 2,050 documents x 32 heads: more items than a 16-bit grid holds. Against two halves, bitwise.
 TEST(ManyDocuments, EqualTheirHalves) {

@@ -4,9 +4,12 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
+#include <cstring>
 
 #include "../compare_results.h"
+#include "base/element.h"
 #include "cases.h"
 #include "check/run_batch.h"
 #ifdef GDN_SIMT
@@ -302,6 +305,31 @@ TEST(Portable, FirstTokenHasNoGateGradient) {
   const Batch batch = batch_of(c);
   const BatchResult got = on_device(batch, c.run);
   for (int64_t h = 0; h < c.spec.heads_v; ++h) EXPECT_EQ(got.dg.as<float>()[h], 0.0f);
+}
+
+// A NaN in a gate, or a gate above any number, is seen from its token on, in its document and head.
+TEST(Portable, NotANumberShows) {
+  GDN_NEEDS_DEVICE();
+  GpuCase c = fitted(small_cases()[0]);
+  c.spec.documents = {100, 70};
+  const BatchResult clean = on_device(batch_of(c), c.run);
+  for (float bad : {std::nanf(""), HUGE_VALF}) {
+    Batch batch = batch_of(c);
+    const int64_t heads = c.spec.heads_v, dim = c.spec.dim_v, row = heads * dim;
+    batch.g.as<float>()[30 * heads] = bad;
+    const BatchResult got = on_device(batch, c.run);
+    for (int64_t t : {30, 63, 64, 99}) {
+      const double o = load_element(got.o.view, t * row);
+      EXPECT_FALSE(std::isfinite(o)) << t << ' ' << o;
+    }
+    const size_t bytes = static_cast<size_t>(70 * row) * sizeof(uint16_t);
+    EXPECT_EQ(
+        std::memcmp(got.o.as<uint16_t>() + 100 * row, clean.o.as<uint16_t>() + 100 * row, bytes),
+        0);
+    for (int64_t i = dim; i < row && heads > 1; ++i) {  // the other heads
+      EXPECT_EQ(got.o.as<uint16_t>()[99 * row + i], clean.o.as<uint16_t>()[99 * row + i]);
+    }
+  }
 }
 
 TEST(Portable, RefusesWithReasons) {

@@ -46,6 +46,12 @@ class GateSum {
   double low_ = 0;
 };
 
+// exp(x), of NaN NaN: Highway's is 0 there, which would hide it.
+template <class D, class V>
+HWY_INLINE V exp_or_nan(D d, V x) {
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
+}
+
 // gamma [rows, rows]: exp(G_i - G_j) for j <= i, 0 in the rest of each row's diagonal 16-block;
 // blocks above are not written.
 template <typename T>
@@ -62,7 +68,7 @@ void gamma_lower(const T* HWY_RESTRICT high, const T* HWY_RESTRICT low, int64_t 
       const auto keep = hn::Le(hn::Iota(d, static_cast<T>(j)), index_i);
       const auto difference =
           hn::Add(hn::Sub(high_i, hn::LoadU(d, high + j)), hn::Sub(low_i, hn::LoadU(d, low + j)));
-      const auto e = hn::Exp(d, hn::IfThenElse(keep, difference, lowest));
+      const auto e = exp_or_nan(d, hn::IfThenElse(keep, difference, lowest));
       hn::StoreU(hn::IfThenElseZero(keep, e), d, gamma.row(i) + j);
     }
   }
@@ -89,11 +95,11 @@ struct ChunkGates {
     for (int64_t i = 0; i < kChunk; i += lanes<T>()) {
       const auto h = hn::LoadU(d, high + i);
       const auto l = hn::LoadU(d, low + i);
-      const auto e = hn::Exp(d, hn::Add(h, l));
+      const auto e = exp_or_nan(d, hn::Add(h, l));
       hn::StoreU(e, d, from_start + i);
       hn::StoreU(hn::Mul(e, hn::Set(d, scale)), d, scaled_from_start + i);
       const auto left = hn::Add(hn::Sub(high_end, h), hn::Sub(low_end, l));
-      hn::StoreU(hn::Exp(d, left), d, to_end + i);
+      hn::StoreU(exp_or_nan(d, left), d, to_end + i);
     }
     std::fill_n(decay, rows_of_state, from_start[kChunk - 1]);
   }

@@ -65,9 +65,10 @@ __device__ __forceinline__ uint32_t quadrant(const uint8_t* blocks, int index, i
 }
 __device__ __forceinline__ int a_block(int r, int j) { return r * (r + 1) / 2 + j; }
 
-// log2 of the decay of one token, from the operand.
+// log2 of the decay of one token, from the operand; NaN stays.
 __device__ __forceinline__ float log2_decay(const PrepareParams& p, float g, int head) {
-  return fmaxf(cuda::activate_gate(p.activation, g, head).log_decay, kLowestDecay) * cuda::kLog2E;
+  const float decay = cuda::activate_gate(p.activation, g, head).log_decay;
+  return (decay < kLowestDecay ? kLowestDecay : decay) * cuda::kLog2E;
 }
 
 // Inclusive sums of the log2 decays (two tokens a lane) and beta, to the slot and to the record.
