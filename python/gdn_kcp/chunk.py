@@ -21,9 +21,12 @@ from .errors import InvalidArgumentError, typed
 _NARROW = (torch.bfloat16, torch.float16)
 
 
-def _wide(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """A parameter or state of a model cast to bf16: in fp32, its gradient in bf16 again."""
-    return tensor.float() if tensor is not None and tensor.dtype in _NARROW else tensor
+def _wide(tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
+    """A parameter or state of a model cast to bf16: in fp32, or fp64 as ``like``, its gradient in bf16
+    again."""
+    if tensor is None or tensor.dtype not in _NARROW:
+        return tensor
+    return tensor.to(torch.float64 if like.dtype == torch.float64 else torch.float32)
 
 
 def _tensor(name: str, value) -> None:
@@ -144,11 +147,11 @@ def chunk_gated_delta_rule(
     try:
         check_tensors(q, k, v, g, beta, A_log, dt_bias, initial_state)
         check_deterministic(deterministic)
-        initial_state = _wide(initial_state)
+        initial_state = _wide(initial_state, q)
         if use_gate_in_kernel:
             if A_log is None:
                 raise InvalidArgumentError("A_log: expected [HV] with use_gate_in_kernel, got none")
-            A_log, dt_bias = _wide(A_log), _wide(dt_bias)
+            A_log, dt_bias = _wide(A_log, g), _wide(dt_bias, g)
         elif A_log is not None or dt_bias is not None:
             raise InvalidArgumentError(
                 "A_log, dt_bias: expected only with use_gate_in_kernel=True, got it False"

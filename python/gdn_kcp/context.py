@@ -80,6 +80,12 @@ class Context:
         self.refills += 1
         self._hold(partition)
 
+    def __reduce_ex__(self, protocol):
+        raise UnsupportedError(
+            "Context: expected to stay in its process, got copied or pickled; pickle its partition and "
+            "build_context() there"
+        )
+
     def __repr__(self) -> str:
         return f"Context(rank {self.rank} of {self.partition!r} on {self.device})"
 
@@ -307,9 +313,12 @@ class RecomputeHandle:
                 "recompute_handle: expected a new one, got one that a forward and its recompute used"
             )
         if key != self._key:
+            others = key[:-2] == self._key[:-2]  # the last two: partition and rank
             raise InvalidArgumentError(
-                "recompute_handle: expected the shapes and options of the forward that filled it, "
-                f"{self._key}, got {key}"
+                "recompute_handle: expected the "
+                + ("context of the forward that filled it, or another of this partition and rank"
+                   if others else
+                   f"shapes and options of the forward that filled it, {self._key[:-2]}, got {key[:-2]}")
             )
         saved, self._saved, self._state = self._saved, None, "used"
         return saved

@@ -123,6 +123,10 @@ def chunk_gdn_kcp(
                 "recompute_handle: expected a gdn_kcp.RecomputeHandle, got "
                 f"{type(recompute_handle).__name__}"
             )
+        if recompute_handle is not None and save_mode == "none":
+            raise InvalidArgumentError(
+                "recompute_handle: expected save_mode 'light' or 'light_akk', which it keeps, got 'none'"
+            )
     except Error as error:
         refuse(ctx, error, "forward")
     q, k, v = autocast(q.device.type, q, k, v)
@@ -137,8 +141,10 @@ def chunk_gdn_kcp(
     return apply(call, q, k, v, g, beta, None, None, None)[0]
 
 
-def _key(q, v, scale, flags: int) -> tuple:
-    return (tuple(q.shape), tuple(v.shape), str(q.dtype), scale, flags)
+def _key(ctx, q, v, scale, flags: int) -> tuple:
+    """What the halves of one call have in common; the last two: who holds which tokens."""
+    shapes = (tuple(q.shape), tuple(v.shape), str(q.dtype))
+    return (*shapes, scale, flags, ctx.partition.digest, ctx.rank)
 
 
 def chunk_gdn_kcp_forward(
@@ -154,7 +160,7 @@ def chunk_gdn_kcp_forward(
     try:
         check_tensors(q, k, v, g, beta)
         flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph)
-        key = _key(q, v, scale, flags)
+        key = _key(ctx, q, v, scale, flags)
         flags |= save_flags(save_mode)
         block = _block(workspace)
         replays = _replays(ctx, workspace, graph)
@@ -189,13 +195,16 @@ def chunk_gdn_kcp_backward(
             raise InvalidArgumentError(
                 f"saved: expected what chunk_gdn_kcp_forward returned, got {type(saved).__name__}"
             )
-        key = _key(q, v, scale, flags)
-        if saved is not None and saved.key != key:
-            raise InvalidArgumentError(
-                f"saved: expected the set of a forward with {key}, got one with {saved.key}"
-            )
+        key = _key(ctx, q, v, scale, flags)
         if saved is not None:
             check_packing(ctx, saved.refills)
+            if saved.key != key:
+                others = saved.key[:-2] == key[:-2]
+                raise InvalidArgumentError(
+                    "saved: expected the set of a forward "
+                    + ("over this partition and rank, got one of others" if others
+                       else f"with {key[:-2]}, got one with {saved.key[:-2]}")
+                )
             flags |= save_flags(saved.save_mode)
     except Error as error:
         refuse(ctx, error, "backward")

@@ -1,8 +1,11 @@
 // bf16 rounding, tensor views, the thread pool.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <thread>
 #include <vector>
@@ -18,7 +21,7 @@ namespace {
 
 TEST(BFloat16, RoundsToNearestEven) {
   EXPECT_EQ(BFloat16(1.0f).bits, 0x3f80);
-  EXPECT_EQ(static_cast<float>(BFloat16(1.0f + 0x1p-8f)), 1.0f);           // tie, to even
+  EXPECT_EQ(static_cast<float>(BFloat16(1.0f + 0x1p-8f)), 1.0f);                // tie, to even
   EXPECT_EQ(static_cast<float>(BFloat16(1.0f + 3 * 0x1p-8f)), 1.0f + 0x1p-6f);  // tie, to even
   EXPECT_EQ(static_cast<float>(BFloat16(1.0f + 0x1.01p-8f)), 1.0f + 0x1p-7f);
   EXPECT_EQ(static_cast<float>(BFloat16(-0.0f)), 0.0f);
@@ -81,6 +84,29 @@ TEST(Status, CarriesItsMessage) {
   EXPECT_EQ(good.value(), 3);
   EXPECT_EQ(bad.status().code(), ErrorCode::kInvalidArgument);
   EXPECT_EQ(bad.status().message(), "k: expected [1], got [2]");
+}
+
+int64_t sum_in_parallel() {
+  std::atomic<int64_t> sum{0};
+  parallel_for(1000, [&](int64_t i, int) { sum += i; });
+  return sum;
+}
+
+TEST(ParallelFor, WorksInAForkedChild) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer starts no threads in a forked child";
+#else
+  ASSERT_EQ(sum_in_parallel(), 499500);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    std::exit(sum_in_parallel() == 499500 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_EQ(sum_in_parallel(), 499500);
+#endif
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "base/thread_pool.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -102,6 +103,34 @@ class Pool {
 
 thread_local bool Pool::inside_ = false;
 
+// The process's pool. A forked child has the object but none of its threads, which nobody could
+// join: it leaves that as it is and makes one of its own.
+class PoolOfProcess {
+ public:
+  ~PoolOfProcess() {
+    if (owner_ == getpid()) delete pool_;
+  }
+
+  Pool& get() {
+    const pid_t self = getpid();
+    if (owner_.load(std::memory_order_acquire) != self) {
+      const std::lock_guard lock(making_);
+      if (owner_ != self) {
+        parents_ = pool_;
+        pool_ = new Pool(num_threads());
+        owner_.store(self, std::memory_order_release);
+      }
+    }
+    return *pool_;
+  }
+
+ private:
+  std::mutex making_;
+  Pool* pool_ = nullptr;
+  Pool* parents_ = nullptr;
+  std::atomic<pid_t> owner_{0};
+};
+
 }  // namespace
 
 int num_threads() { return threads() ? *threads() : cores(); }
@@ -119,8 +148,8 @@ Result<int> parse_num_threads(const char* text) {
 }
 
 void parallel_for(int64_t items, const std::function<void(int64_t, int)>& body) {
-  static Pool pool(num_threads());
-  pool.run(items, body);
+  static PoolOfProcess pool;
+  pool.get().run(items, body);
 }
 
 }  // namespace gdn

@@ -24,7 +24,8 @@ Result<int> parse_num_threads(const char* text);
 
 // Calls body(item, worker) for every item in [0, items), in any order, on several threads;
 // 0 <= worker < num_threads() names scratch that no other running item uses. Returns when all are
-// done. Nested calls, and calls while another thread's loop holds the pool, run on the caller.
+// done. Nested calls, and calls while another thread's loop holds the pool, run on the caller. A
+// forked child has a pool of its own.
 void parallel_for(int64_t items, const std::function<void(int64_t item, int worker)>& body);
 
 }  // namespace gdn

@@ -240,6 +240,14 @@ def test_one_document_does_not_see_the_others():
     assert all(torch.equal(a[:, :71], b[:, :71]) for a, b in zip(grads, changed_grads))
 
 
+@pytest.mark.cpu_only(reason="fp64")
+def test_narrow_initial_state_beside_fp64():
+    inputs = make(20, 1, 2, 16, 16)
+    h0 = torch.randn(1, 2, 16, 16).bfloat16()
+    wide = gdn_kcp.chunk_gated_delta_rule(*inputs, initial_state=h0.double())[0]
+    assert torch.equal(gdn_kcp.chunk_gated_delta_rule(*inputs, initial_state=h0)[0], wide)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_initial_state_is_widened(dtype):
     inputs = make(70, 1, 2, 16, 16, dtype=torch.float32)

@@ -1,5 +1,6 @@
 """Ranks against one rank: layouts, ragged tables, options, explicit halves, errors on all ranks."""
 
+import copy
 import pickle
 
 import pytest
@@ -324,3 +325,28 @@ def test_capacity_and_groups_are_checked():
         gdn_kcp.chunk_gdn_kcp(*make(40, 1, 1, 16, 16), ctx, graph="replay")
     with pytest.raises(gdn_kcp.InvalidArgumentError, match="at least max_tokens = 40 rows, got 39"):
         gdn_kcp.chunk_gdn_kcp(*make(39, 1, 1, 16, 16), ctx)
+
+
+def test_a_context_is_not_copied():
+    ctx = gdn_kcp.build_context(gdn_kcp.partition([0, 10], 1), None, 0, "cpu")
+    for copied in (copy.deepcopy, copy.copy, pickle.dumps):
+        with pytest.raises(gdn_kcp.UnsupportedError, match="Context: expected to stay in its process"):
+            copied(ctx)
+
+
+def test_what_another_packing_kept_is_refused():
+    inputs = make(40, 1, 2, 16, 16)
+    one, other = (
+        gdn_kcp.build_context(gdn_kcp.partition(cu, 1), None, 0, "cpu")
+        for cu in ([0, 10, 40], [0, 21, 40])
+    )
+    o, saved = gdn_kcp.chunk_gdn_kcp_forward(*inputs, one)
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="saved: expected .* this partition"):
+        gdn_kcp.chunk_gdn_kcp_backward(*inputs, other, o, saved=saved)
+    handle = gdn_kcp.RecomputeHandle()
+    gdn_kcp.chunk_gdn_kcp(*inputs, one, recompute_handle=handle)
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="recompute_handle: expected .* this partition"):
+        gdn_kcp.chunk_gdn_kcp(*inputs, other, recompute_handle=handle)
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="recompute_handle: expected save_mode"):
+        gdn_kcp.chunk_gdn_kcp(
+            *inputs, one, recompute_handle=gdn_kcp.RecomputeHandle(), save_mode="none")
