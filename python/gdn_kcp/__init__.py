@@ -4,6 +4,8 @@
 ``chunk_gdn_kcp`` spread packed documents over context-parallel ranks.
 """
 
+import importlib as _importlib
+
 from ._library import ops as _ops
 from .chunk import chunk_gated_delta_rule
 from .context import (
@@ -68,3 +70,9 @@ __all__ = [
     "saved_bytes",
     "workspace_bytes",
 ]
+
+
+def __getattr__(name: str):
+    if name == "compat":  # on first use
+        return _importlib.import_module(".compat", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

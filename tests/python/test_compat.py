@@ -1,6 +1,8 @@
 """gdn_kcp.compat: transformers' models, FLA's dispatch, the names of the Blackwell package."""
 
 import importlib
+import os
+import subprocess
 import sys
 import types
 
@@ -109,6 +111,22 @@ def test_fla_dispatch(monkeypatch):
     assert not accepted and "head_first" in reason
     fla.disable()
     assert "gdn_kcp" not in registry._backends
+
+
+def test_the_submodules_load_on_first_use():
+    code = """
+import sys, gdn_kcp
+assert not [name for name in sys.modules if name.startswith("gdn_kcp.compat")]
+for name in ("fla", "flashinfer", "transformers"):
+    assert getattr(gdn_kcp.compat, name).__name__ == "gdn_kcp.compat." + name
+assert not {"fla", "flashinfer", "transformers"} & set(sys.modules)
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for module in (gdn_kcp, gdn_kcp.compat):
+        with pytest.raises(AttributeError, match="no attribute 'no_such'"):
+            module.no_such
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
