@@ -33,6 +33,10 @@ class DeviceError(Error):
     """A device call or a launch failed."""
 
 
+class MissingPackageError(Error, ImportError):
+    """A package that gdn_kcp.compat is for is not installed, or too old."""
+
+
 class InternalError(Error):
     """A broken invariant of the library; please report it."""
 

@@ -113,6 +113,14 @@ def test_fla_dispatch(monkeypatch):
     assert "gdn_kcp" not in registry._backends
 
 
+def test_a_missing_fla_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fla.backends", None)
+    for call in (fla.enable, fla.disable):
+        with pytest.raises(gdn_kcp.MissingPackageError, match="fla: expected fla-core 0.6") as raised:
+            call()
+        assert all(isinstance(raised.value, kind) for kind in (gdn_kcp.Error, ImportError))
+
+
 def test_the_submodules_load_on_first_use():
     code = """
 import sys, gdn_kcp

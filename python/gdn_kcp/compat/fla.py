@@ -8,11 +8,14 @@ document boundaries once per context.
 
 from __future__ import annotations
 
+import importlib
+
 import torch
 import torch.distributed as dist
 
 from ..chunk import chunk_gated_delta_rule
 from ..context import Context, build_context
+from ..errors import MissingPackageError
 from ..info import backends
 from ..partition import partition
 
@@ -78,10 +81,19 @@ def refusal(q, k, v, g, beta, cp_context=None, initial_state=None, **options) ->
     return None
 
 
+def _dispatch():
+    """FLA's module of backends."""
+    try:
+        return importlib.import_module("fla.backends")
+    except ImportError as error:
+        raise MissingPackageError(
+            f"fla: expected fla-core 0.6 (pip install fla-core), got: {error}"
+        ) from error
+
+
 def enable() -> None:
     """Registers the backend, before FlashQLA's (priority 3)."""
-    import fla.backends as dispatch
-
+    dispatch = _dispatch()
     if getattr(dispatch, "_DISPATCH_DISABLED", False):
         raise RuntimeError("FLA_DISABLE_BACKEND_DISPATCH=1: FLA's dispatch is off")
 
@@ -118,6 +130,4 @@ def enable() -> None:
 
 def disable() -> None:
     """Removes the backend; FLA runs its own again."""
-    import fla.backends as dispatch
-
-    dispatch._get_operation_registry(_OPERATION)._backends.pop(_TYPE, None)
+    _dispatch()._get_operation_registry(_OPERATION)._backends.pop(_TYPE, None)

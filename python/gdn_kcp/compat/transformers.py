@@ -13,7 +13,7 @@ import torch
 
 from ..chunk import chunk_gated_delta_rule
 from ..conv import causal_conv1d
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, MissingPackageError
 
 MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 _NAMES = ("torch_chunk_gated_delta_rule", "causal_conv1d_fn")
@@ -59,7 +59,9 @@ def enable() -> list[str]:
             setattr(module, name, ours)
         done.append(model)
     if not done:
-        raise ImportError("transformers: expected a version with Qwen3-Next or Qwen3.5, got none")
+        raise MissingPackageError(
+            "transformers: expected a version with Qwen3-Next or Qwen3.5, got none"
+        )
     return done
 
 
