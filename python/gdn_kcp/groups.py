@@ -258,6 +258,8 @@ def member_of(group, rank: int, world_size: int):
         raise InvalidArgumentError(
             f"group: expected {world_size} ranks, as in the partition, got {member.size}"
         )
+    if isinstance(group, InProcessGroup) and not 0 <= rank < group.size:
+        raise InvalidArgumentError(f"rank: expected 0 to {group.size - 1}, got {rank}")
     if member.rank != rank:
         raise InvalidArgumentError(
             f"rank: expected {member.rank}, as in the group, got {rank}"

@@ -148,6 +148,9 @@ OTHERS = [
      "device: expected cpu or cuda, got 'moon'"),
     (lambda x: gdn_kcp.build_context(gdn_kcp.partition([0, 70], 1), None, 3, "cpu"),
      "rank: expected 0"),
+    *((lambda x, rank=rank: gdn_kcp.build_context(
+        gdn_kcp.partition([0, 70], 2), gdn_kcp.InProcessGroup(2), rank, "cpu"),
+       f"rank: expected 0 to 1, got {rank}") for rank in (2, -1)),
     (lambda x: gdn_kcp.backends("moon"), "device: expected cpu or cuda, got 'moon'"),
 ]
 
