@@ -56,6 +56,24 @@ bool uniform(const Dims& d, int inner) {
          d.stride[0] == d.size[1] * d.stride[1];
 }
 
+// In the words of to_string(DType) and of torch's Python.
+const char* name_of(ScalarType type) {
+  switch (type) {
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::Bool:
+      return "bool";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Short:
+      return "int16";
+    default:
+      return torch::headeronly::toString(type);
+  }
+}
+
 }  // namespace
 
 void raise(gdn::ErrorCode code, const std::string& message) {
@@ -86,9 +104,8 @@ gdn::DType dtype_of(const char* name, const Tensor& tensor) {
     case ScalarType::Long:
       return gdn::DType::kInt64;
     default:
-      raise(gdn::ErrorCode::kInvalidArgument,
-            std::string(name) + ": expected bfloat16, float32 or float64, got " +
-                torch::headeronly::toString(tensor.scalar_type()));
+      const std::string expected = ": expected bfloat16, float32 or float64, got ";
+      raise(gdn::ErrorCode::kInvalidArgument, name + expected + name_of(tensor.scalar_type()));
   }
 }
 

@@ -25,7 +25,7 @@ def broken(change, **options):
 
 CASES = [
     (broken({"q": lambda t: t[0, 0]}), "q: expected 4 dimensions"),
-    (broken({"q": lambda t: t.half()}), "q: expected bfloat16, float32 or float64, got Half"),
+    (broken({"q": lambda t: t.half()}), "q: expected bfloat16, float32 or float64, got float16"),
     (broken({"k": lambda t: t[:, :, :1]}), r"k: expected \[70, 2, 16\], got \[70, 1, 16\]"),
     (broken({"k": lambda t: t.double()}), "k: expected float32, got float64"),
     (broken({"k": lambda t: t[..., ::2].repeat(1, 1, 1, 1)}), "k: expected"),
@@ -37,6 +37,7 @@ CASES = [
     (broken({"g": lambda t: t.half()}), "g: expected"),
     (broken({"g": lambda t: t[0]}), "g: expected 3 dimensions"),
     (broken({"beta": lambda t: t.long()}), "beta: expected"),
+    (broken({"beta": lambda t: t.bool()}), "beta: expected bfloat16, .*, got bool"),
     (broken({"beta": lambda t: t.to("meta")}), "beta: expected a CPU or CUDA"),
     (broken({}, cu_seqlens=torch.tensor([0, 71])), "cu_seqlens: expected a last entry of at most T"),
     (broken({}, cu_seqlens=torch.tensor([0, 50, 40])), "cu_seqlens"),
