@@ -1,8 +1,9 @@
-# find_package(gdn) for C++ users.
+# find_package(gdn): gdn::gdn for C++ users, gdn::gdn_c for those of the C ABI.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-install(TARGETS gdn EXPORT gdn-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS gdn gdn_c EXPORT gdn-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+                                             LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(GDN_WITH_MPI)
   install(TARGETS gdn_mpi EXPORT gdn-mpi-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
   install(EXPORT gdn-mpi-targets NAMESPACE gdn:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/gdn)

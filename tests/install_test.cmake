@@ -1,14 +1,17 @@
-# A C++ user's path: install, find_package(gdn), build examples/minimal.cc against it, run it.
+# A user's path: install, find_package(gdn), build examples/minimal.cc against it and c_api_test.c
+# against the C ABI, run them.
 set(work ${BUILD}/install_test)
 file(REMOVE_RECURSE ${work})
 file(MAKE_DIRECTORY ${work}/user)
-file(COPY ${SOURCE}/examples/minimal.cc DESTINATION ${work}/user)
+file(COPY ${SOURCE}/examples/minimal.cc ${SOURCE}/tests/c_api_test.c DESTINATION ${work}/user)
 file(WRITE ${work}/user/CMakeLists.txt "
 cmake_minimum_required(VERSION 3.25)
 project(user LANGUAGES C CXX)
 find_package(gdn REQUIRED)
 add_executable(minimal minimal.cc)
 target_link_libraries(minimal PRIVATE gdn::gdn)
+add_executable(c_api_test c_api_test.c)
+target_link_libraries(c_api_test PRIVATE gdn::gdn_c m)
 if(TARGET gdn::gdn_mpi)
   file(WRITE mpi.cc \"#include <gdn/mpi.h>\nint main() { return gdn::start_mpi() ? 0 : 1; }\n\")
   add_executable(with_mpi mpi.cc)
@@ -27,3 +30,4 @@ step(${CMAKE_COMMAND} -S ${work}/user -B ${work}/user/build -G ${GENERATOR}
      -D CMAKE_PREFIX_PATH=${work}/prefix -D CMAKE_BUILD_TYPE=Release)
 step(${CMAKE_COMMAND} --build ${work}/user/build)
 step(${work}/user/build/minimal)
+step(${work}/user/build/c_api_test)
