@@ -12,6 +12,7 @@ Result<Batch> load_file(const std::string& path, const RecipeOptions& recipe,
                         const OperatorOptions& op) {
   LoadOptions options;
   options.backward = !recipe.forward_only;
+  options.how_to_convert = "convert with --dtype bf16, fp32 or fp64";
   op.apply(options);
   if (!recipe.dtype.empty()) {
     const Result<DType> dtype = parse_dtype(recipe.dtype);

@@ -77,13 +77,14 @@ class Loader {
   // `name` with these dims; a tensor of tokens may have a batch dimension before them, which is
   // merged into T.
   Status take(const std::string& name, std::span<const Dim> dims, HostTensor& out) {
+    const SafetensorsEntry* entry = file_.find(name);
+    if (entry != nullptr && entry->dtype != "BF16" && entry->dtype != "F32" &&
+        entry->dtype != "F64") {
+      return refuse(name, fmt::format("expected BF16, F32 or F64, got {}", entry->dtype));
+    }
     Result<HostTensor> tensor = file_.load(name);
     if (!tensor) return tensor.status();
     taken_.insert(name);
-    if (!is_floating(tensor->view.dtype)) {
-      return refuse(name, fmt::format("expected BF16, F32 or F64, got {}",
-                                      safetensors_dtype(tensor->view.dtype)));
-    }
     TensorView& view = tensor->view;
     const std::string found = shape_string(view);
     const int rank = static_cast<int>(dims.size());
@@ -123,8 +124,8 @@ class Loader {
       operand = out.view.dtype;
     } else if (out.view.dtype != operand) {
       return refuse(name,
-                    fmt::format("expected {} like q, got {} (or name a dtype to convert to)",
-                                safetensors_dtype(operand), safetensors_dtype(out.view.dtype)));
+                    fmt::format("expected {} like q, got {} (or {})", safetensors_dtype(operand),
+                                safetensors_dtype(out.view.dtype), options_.how_to_convert));
     }
     return Status::ok();
   }

@@ -22,6 +22,8 @@ struct LoadOptions {
   std::optional<bool> qk_l2norm = {}, gate_in_kernel = {}, beta_sigmoid = {}, allow_neg_eigval = {};
   std::optional<DType> operand = {};  // convert q, k, v, do to it; g, beta, states follow
   bool backward = true;               // false: ignore do and dfinal_state
+  // How the caller's user sets `operand`, for the error about mixed dtypes.
+  std::string how_to_convert = "name a dtype to convert to";
 };
 
 struct LoadedBatch {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <fstream>
 #include <map>
 
 #include "base/element.h"
@@ -221,6 +222,20 @@ TEST_F(BatchFileTest, RefusalsNameTheTensor) {
     EXPECT_NE(why.find(c.why), std::string::npos) << "expected: " << c.why << "\ngot: " << why;
     EXPECT_EQ(why.rfind(path(), 0), 0u) << "names the file: " << why;
   }
+  write({{"k", {10, 2, 8}, DType::kBFloat16}});
+  LoadOptions command;
+  command.how_to_convert = "convert with --dtype";
+  EXPECT_NE(refusal(command).find("like q, got BF16 (or convert with --dtype)"), std::string::npos);
+  write({});
+  {  // a dtype that this library has no tensors of
+    std::fstream file(path(), std::ios::binary | std::ios::in | std::ios::out);
+    std::string header(4096, ' ');
+    file.read(header.data(), std::ssize(header));
+    file.clear();
+    const size_t at = header.find("\"F32\"", header.find("\"q\""));
+    file.seekp(static_cast<std::streamoff>(at)).write("\"U32\"", 5);
+  }
+  EXPECT_NE(refusal().find("tensor 'q': expected BF16, F32 or F64, got U32"), std::string::npos);
   write({});
   EXPECT_NE(refusal({.gate_in_kernel = true}).find("tensor 'A_log': not in the file"),
             std::string::npos);
