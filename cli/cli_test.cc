@@ -234,6 +234,16 @@ TEST_F(CliTest, CheckWithoutAFile) {
   expect_refusal("check --docs 3 --backend odd", "got 'odd'");
 }
 
+TEST_F(CliTest, CheckOfNumbersThatAreNotFinite) {
+  const std::string check = "check --docs 40 --dim 16 --dtype fp64 --scale 1.7e308";
+  const Outcome text = gdn(check);
+  EXPECT_EQ(text.code, 1) << text.err;
+  EXPECT_NE(text.out.find("  FAIL: reference not finite\n"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("  1e-11    pass\n"), std::string::npos) << text.out;
+  const Outcome json = gdn(check + " --json");
+  EXPECT_EQ(Json::parse(json.out)["against_reference"][0]["reference_finite"], false) << json.out;
+}
+
 TEST_F(CliTest, CheckOfTheFirstHeads) {
   const std::string make = "in.safetensors --docs 130,0,1,70 --heads 2,6 --dim 16 --dtype fp32";
   ASSERT_EQ(gdn("make " + make + " --gate-in-kernel --initial-state --dfinal-state").code, 0);

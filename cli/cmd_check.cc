@@ -31,11 +31,12 @@ std::string text_of(const std::vector<TensorCheck>& rows, bool bitwise) {
          worst(a.worst_head, a.worst_head_rms), worst(a.worst_document, a.worst_document_rms),
          fmt::format("{:.0e}", row.bars.rel_rms), fmt::format("{:.0e}", row.bars.max_error),
          bitwise ? row.bitwise ? "equal" : "differ" : "",
-         !a.finite    ? "FAIL: not finite"
-         : row.passed ? "pass"
-                      : "FAIL"});
+         !a.reference_finite ? "FAIL: reference not finite"
+         : !a.finite         ? "FAIL: not finite"
+         : row.passed        ? "pass"
+                             : "FAIL"});
   }
-  return format_table(cells);
+  return format_table(cells, 1, true);
 }
 
 Json json_of(const std::vector<TensorCheck>& rows) {
@@ -45,6 +46,7 @@ Json json_of(const std::vector<TensorCheck>& rows) {
     out.push_back({{"tensor", row.tensor},
                    {"passed", row.passed},
                    {"finite", a.finite},
+                   {"reference_finite", a.reference_finite},
                    {"rel_rms", a.rel_rms},
                    {"max_error", a.max_error},
                    {"worst_head", a.worst_head},

@@ -52,6 +52,7 @@ class Walk {
   int64_t heads() const { return heads_; }
   double max_error() const { return ratio(max_error_, max_reference_); }
   bool finite() const { return finite_; }
+  bool reference_finite() const { return reference_finite_; }
 
   // Sums of rows [begin, end) of axis 0, added to `heads`.
   void rows(int64_t begin, int64_t end, std::vector<Sums>& heads) {
@@ -74,6 +75,7 @@ class Walk {
     const double reference = load_element(ref_, ref_at);
     const double error = std::abs(value - reference);
     finite_ = finite_ && std::isfinite(value);
+    reference_finite_ = reference_finite_ && std::isfinite(reference);
     if (!(error <= max_error_)) max_error_ = std::isnan(error) ? kInfinity : error;
     max_reference_ = std::max(max_reference_, std::abs(reference));
     sums.error += error * error;
@@ -85,7 +87,7 @@ class Walk {
   const TensorView& ref_;
   const int head_axis_;
   const int64_t heads_;
-  bool finite_ = true;
+  bool finite_ = true, reference_finite_ = true;
   double max_error_ = 0;
   double max_reference_ = 0;
 };
@@ -152,6 +154,7 @@ Accuracy compare(const TensorView& x, const TensorView& ref, int head_axis,
   for (const Sums& head : heads) whole.add(head);
 
   result.finite = walk.finite();
+  result.reference_finite = walk.reference_finite();
   result.rel_rms = std::sqrt(ratio(whole.error, whole.reference));
   result.max_error = walk.max_error();
   const bool scalars = head_axis == x.rank - 1;

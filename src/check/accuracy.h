@@ -11,7 +11,8 @@
 namespace gdn {
 
 struct Accuracy {
-  bool finite = true;       // no NaN or infinity in x
+  bool finite = true;            // no NaN or infinity in x
+  bool reference_finite = true;  // ... in ref
   double rel_rms = 0;       // ||x - ref|| / ||ref||; 0 where both are 0, infinity where only ref is
   double max_error = 0;     // max |x - ref| / max |ref|
   int64_t worst_head = -1;  // with the largest rel_rms of its own

@@ -75,7 +75,9 @@ TEST(Compare, FindsPlantedErrors) {
   }
   {
     Pair pair;  // a reference that is not a number is nobody's success
+    EXPECT_TRUE(pair.compare().reference_finite);
     pair.ref_at(5, 5, 5) = kNaN;
+    EXPECT_FALSE(pair.compare().reference_finite);
     EXPECT_FALSE(pair.passes());
   }
 }
