@@ -522,6 +522,7 @@ TEST_F(CliTest, BadThreadCountsAreErrors) {
   }
   EXPECT_EQ(Json::parse(gdn("info --json", "GDN_NUM_THREADS=3").out)["threads"], 3);
   EXPECT_EQ(gdn("info", "GDN_NUM_THREADS=").code, 0) << "empty is not set";
+  EXPECT_NE(gdn("info", "GDN_NUM_THREADS=1").out.find(" 1 thread ("), std::string::npos);
 }
 
 TEST_F(CliTest, OutputIsNoInput) {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include "base/counted.h"
 #include "bench/arm.h"
 #include "bench/measure.h"
 #include "bench_accuracy.h"
@@ -355,9 +356,9 @@ class Bench : public Command {
       if (runner.arm == nullptr || runner.named.again) continue;
       const bench::ArmFacts& facts = runner.arm->facts();
       say(fmt::format(
-          "{}: {} tokens, {}: {}KiB/token: saved {:.2f}, workspace {:.1f} forward, {:.1f} backward",
-          one.name, what.problem.tokens, runner.named.name,
-          facts.segments < 0 ? "" : fmt::format("{} segments; ", facts.segments),
+          "{}: {}, {}: {}KiB/token: saved {:.2f}, workspace {:.1f} forward, {:.1f} backward",
+          one.name, counted(what.problem.tokens, "token"), runner.named.name,
+          facts.segments < 0 ? "" : counted(facts.segments, "segment") + "; ",
           static_cast<double>(facts.saved_bytes) * kib,
           static_cast<double>(facts.forward_workspace_bytes) * kib,
           static_cast<double>(facts.backward_workspace_bytes) * kib));

@@ -1,6 +1,7 @@
 // gdn info: what this build has and what a given problem would run on, with every refusal.
 #include <fmt/format.h>
 
+#include "base/counted.h"
 #include "base/thread_pool.h"
 #include "command.h"
 #include "gdn/gdn.h"
@@ -69,15 +70,15 @@ class Info : public Command {
                   {"why_none", picked ? Json(nullptr) : Json(picked.status().message())}});
       return picked ? kSuccess : kBadUse;
     }
-    print_line(
-        fmt::format("gdn {}   {} threads (GDN_NUM_THREADS changes it)", version(), num_threads()));
+    print_line(fmt::format("gdn {}   {} (GDN_NUM_THREADS changes it)", version(),
+                           counted(num_threads(), "thread")));
     print_line("backends, fastest first:");
     for (const Json& backend : list) {
       print_line(fmt::format("  {:<14} {}", backend["name"].get<std::string>(),
                              backend["description"].get<std::string>()));
       const auto workers = backend["workers"].get<int64_t>();
-      print_line(fmt::format("  {:<14} {}, {} worker{}, {}", "",
-                             backend["device"].get<std::string>(), workers, workers == 1 ? "" : "s",
+      print_line(fmt::format("  {:<14} {}, {}, {}", "", backend["device"].get<std::string>(),
+                             counted(workers, "worker"),
                              backend["takes_problem"].get<bool>()
                                  ? "takes the problem"
                                  : "refuses: " + backend["why_not"].get<std::string>()));

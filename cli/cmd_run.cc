@@ -1,6 +1,7 @@
 // gdn run: operands of a file over W ranks, results into another file.
 #include <fmt/format.h>
 
+#include "base/counted.h"
 #include "command.h"
 #include "input.h"
 #include "io/batch_file.h"
@@ -43,7 +44,7 @@ class Run : public Command {
     const Result<Batch> batch = input_.load();
     GDN_RETURN_IF_ERROR(job_.agree(batch.status()));
     Result<BatchResult> result = [&] {
-      const Progress progress(fmt::format("running on {} ranks", options.world_size));
+      const Progress progress("running on " + counted(options.world_size, "rank"));
       return job_.run(*batch, options);
     }();
     if (!result) return result.status();

@@ -5,6 +5,8 @@
 #include <charconv>
 #include <cmath>
 
+#include "base/counted.h"
+
 namespace gdn::cli {
 namespace {
 
@@ -364,9 +366,8 @@ Status EngineOptions::apply(RunOptions& run) const {
 
 std::string summary(const Batch& batch) {
   const Problem& p = batch.problem;
-  std::string out =
-      fmt::format("{} document{}, {} tokens, H={}, HV={}, ", batch.num_documents(),
-                  batch.num_documents() == 1 ? "" : "s", p.tokens, p.heads_qk, p.heads_v);
+  std::string out = fmt::format("{}, {}, H={}, HV={}, ", counted(batch.num_documents(), "document"),
+                                counted(p.tokens, "token"), p.heads_qk, p.heads_v);
   out += p.dim_k == p.dim_v ? fmt::format("K=V={}", p.dim_k)
                             : fmt::format("K={}, V={}", p.dim_k, p.dim_v);
   out += fmt::format(", {}", dtype_name(p.operand));

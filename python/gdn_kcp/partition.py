@@ -54,10 +54,10 @@ class Partition:
         return Partition, self._made_from
 
     def __repr__(self) -> str:
-        return (
-            f"Partition({self.num_documents} documents, {self.num_tokens} tokens, "
-            f"{self.world_size} ranks, {self.layout})"
-        )
+        counts = (
+            (self.num_documents, "document"), (self.num_tokens, "token"), (self.world_size, "rank"))
+        counted = ", ".join(f"{n} {what}{'' if n == 1 else 's'}" for n, what in counts)
+        return f"Partition({counted}, {self.layout})"
 
     def _table(self, op, rank: int, *more) -> torch.Tensor:
         try:

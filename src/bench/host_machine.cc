@@ -5,6 +5,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/counted.h"
 #include "base/memory.h"
 #include "base/thread_pool.h"
 #include "bench/machine.h"
@@ -15,7 +16,7 @@ namespace {
 class HostMachine : public Machine {
  public:
   Device device() const override { return {}; }
-  std::string description() const override { return fmt::format("CPU, {} threads", num_threads()); }
+  std::string description() const override { return "CPU, " + counted(num_threads(), "thread"); }
   std::string why_no_power_cap() const override { return "not read on CPUs"; }
 
   Result<Storage> allocate(int64_t bytes) override {
@@ -51,7 +52,8 @@ std::unique_ptr<Machine> make_host_machine() { return std::make_unique<HostMachi
 
 #ifndef GDN_WITH_CUDA
 Result<std::unique_ptr<Machine>> make_cuda_machine() {
-  return Status(ErrorCode::kUnsupported, "this build has no CUDA backends (GDN_CUDA is off)");
+  return Status(ErrorCode::kUnsupported,
+                "this build has no CUDA backends (GDN_CUDA is off)");
 }
 #endif
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/counted.h"
 #include "bench/machine.h"
 
 namespace gdn::bench {
@@ -18,8 +19,8 @@ class RanksMachine : public Machine {
 
   Device device() const override { return own_->device(); }
   std::string description() const override {
-    return fmt::format("{} ranks ({}), slowest rank; each {}", host_.size(), host_.name(),
-                       own_->description());
+    return fmt::format("{} ({}), slowest rank; each {}", counted(host_.size(), "rank"),
+                       host_.name(), own_->description());
   }
   std::string why_no_power_cap() const override { return own_->why_no_power_cap(); }
 

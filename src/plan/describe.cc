@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/counted.h"
 #include "gdn/plan.h"
 #include "gdn/tensor.h"
 #include "plan/byte_text.h"
@@ -32,8 +33,8 @@ void table(std::string& out, int64_t rows, const char* what, const Row& row) {
 std::string slot(int64_t index) { return index < 0 ? "-" : fmt::format("{}", index); }
 
 void describe_segments(const Plan& plan, std::string& out) {
-  out += fmt::format("segments: {} of {} chunks; {}\n", plan.segments.size(), plan.counts.chunks,
-                     plan.segment_reason);
+  out += fmt::format("segments: {} of {}; {}\n", plan.segments.size(),
+                     counted(plan.counts.chunks, "chunk"), plan.segment_reason);
   if (plan.segments.empty()) return;
   out += fmt::format("  {:>8} {:>8} {:>12} {:>10} {:>7} {:>6} {:>6} {:>6}\n", "document",
                      "fragment", "first row", "tokens", "chunks", "entry", "exit", "map");
@@ -48,8 +49,9 @@ void describe_segments(const Plan& plan, std::string& out) {
 void describe_messages(const Plan& plan, const char* name, const ExchangePass& pass, int64_t sent,
                        std::string& out) {
   const bool returns = plan.exchange == ExchangeKind::kAllToAll;
-  out += fmt::format("{}: {} to other ranks; {} fold steps in {} chains\n", name, bytes(sent),
-                     pass.fold.steps.size(), pass.fold.chains());
+  out += fmt::format("{}: {} to other ranks; {} in {}\n", name, bytes(sent),
+                     counted(std::ssize(pass.fold.steps), "fold step"),
+                     counted(pass.fold.chains(), "chain"));
   out += fmt::format("  {:>6} {:>11} {:>11}", "rank", "sent", "received");
   out += returns ? fmt::format(" {:>11} {:>11}\n", "return", "returned") : "\n";
   table(out, plan.world_size, "ranks", [&](int64_t peer) {
@@ -66,9 +68,10 @@ void describe_messages(const Plan& plan, const char* name, const ExchangePass& p
 }  // namespace
 
 std::string describe(const Plan& plan) {
-  std::string out = fmt::format("rank {} of {}: {} tokens, {} value heads of {} x {}\n", plan.rank,
-                                plan.world_size, plan.local_tokens, plan.options.heads_v,
-                                plan.options.dim_k, plan.options.dim_v);
+  std::string out =
+      fmt::format("rank {} of {}: {}, {} of {} x {}\n", plan.rank, plan.world_size,
+                  counted(plan.local_tokens, "token"), counted(plan.options.heads_v, "value head"),
+                  plan.options.dim_k, plan.options.dim_v);
   describe_segments(plan, out);
   if (!plan.empty_documents.empty()) {
     out +=

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "base/counted.h"
 #include "gdn/plan.h"
 #include "plan/share.h"
 
@@ -110,7 +111,7 @@ int64_t count_crossing(const Partition& partition) {
 std::string draw(const Partition& partition, int width) {
   const int64_t tokens = partition.num_tokens();
   const int ranks = std::min(partition.world_size(), kMaxRanks);
-  std::vector<std::string> labels{"stream "}, notes{fmt::format("  {} tokens", tokens)};
+  std::vector<std::string> labels{"stream "}, notes{"  " + counted(tokens, "token")};
   for (int r = 0; r < ranks; ++r) {
     labels.push_back(fmt::format("rank {} ", r));
     notes.push_back(
@@ -125,9 +126,12 @@ std::string draw(const Partition& partition, int width) {
   if (tokens > 0 && tokens < columns) columns -= columns % tokens;  // whole columns per token
 
   std::string out = fmt::format(
-      "{}: {} documents over {} ranks, {} of them on several; {:.3g} tokens per column\n",
-      to_string(partition.layout()), partition.num_documents(), partition.world_size(),
-      count_crossing(partition), static_cast<double>(tokens) / static_cast<double>(columns));
+      "{}: {} over {}, {} of them on several; {} per column\n", to_string(partition.layout()),
+      counted(partition.num_documents(), "document"), counted(partition.world_size(), "rank"),
+      count_crossing(partition),
+      tokens == columns ? "1 token"
+                        : fmt::format("{:.3g} tokens",
+                                      static_cast<double>(tokens) / static_cast<double>(columns)));
   out += legend(partition, width);
   const auto line = [&](int index, const Bar& bar) {
     out += fmt::format("{:<{}}{}{}\n", labels[index], longest(labels),
@@ -147,7 +151,7 @@ std::string draw(const Partition& partition, int width) {
     line(r + 1, bar);
   }
   if (ranks < partition.world_size()) {
-    out += fmt::format("and {} more ranks\n", partition.world_size() - ranks);
+    out += fmt::format("and {}\n", counted(partition.world_size() - ranks, "more rank"));
   }
   return out;
 }

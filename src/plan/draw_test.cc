@@ -14,7 +14,7 @@ using Rows = std::vector<int64_t>;
 TEST(Draw, ZigzagPerDocument) {
   const auto p = Partition::make(Rows{0, 16, 40}, 2, Layout::kZigzagPerDocument);
   EXPECT_EQ(draw(*p, 60),
-            "zigzag_per_document: 2 documents over 2 ranks, 2 of them on several; 1 tokens per "
+            "zigzag_per_document: 2 documents over 2 ranks, 2 of them on several; 1 token per "
             "column\n"
             "documents  A 16, B 24\n"
             "stream AAAAAAAAAAAAAAAABBBBBBBBBBBBBBBBBBBBBBBB  40 tokens\n"
@@ -36,6 +36,14 @@ TEST(Draw, ColumnsSmallerAndLargerThanTokens) {
                       "rank 1 ....bBBBBb....  333 in 1\n"),
             std::string::npos)
       << draw(*large, 34);
+}
+
+TEST(Draw, OneOfAThingIsSingular) {
+  const std::string one = draw(*Partition::make(Rows{0, 1}, 1, Layout::kContiguous), 80);
+  EXPECT_EQ(one.find("contiguous: 1 document over 1 rank, 0 of them on several; "), 0u) << one;
+  EXPECT_NE(one.find("  1 token\n"), std::string::npos) << one;
+  const std::string many = draw(*Partition::make(Rows{0, 9}, 65, Layout::kContiguous), 80);
+  EXPECT_NE(many.find("and 1 more rank\n"), std::string::npos) << many;
 }
 
 TEST(Draw, EdgesStayReadable) {

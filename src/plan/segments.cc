@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/counted.h"
 #include "plan/share.h"
 
 namespace gdn {
@@ -49,10 +50,6 @@ class Cutter {
  private:
   Plan& plan_;
 };
-
-std::string counted(int64_t count, const char* what) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
-}
 
 std::string reason(const Plan& plan, int64_t fragments) {
   const PlanOptions& o = plan.options;
