@@ -12,6 +12,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "gdn/backend.h"
 #include "io/safetensors.h"
 #include "io/temporary_folder.h"
 
@@ -100,10 +101,38 @@ TEST_F(CliTest, Info) {
   for (const Json& backend : info["backends"]) names.push_back(backend["name"]);
   EXPECT_NE(std::find(names.begin(), names.end(), "reference"), names.end());
   EXPECT_EQ(json("info --backend reference")["picked"], "reference");
+  for (const char* name : {"cuda-sm90a", "cuda-portable"}) {
+    EXPECT_NE(std::find(names.begin(), names.end(), name), names.end()) << name;
+  }
   expect_refusal("info --backend none", "got 'none'");
   expect_refusal("info --heads 4,6", "expected HV to be a multiple of H, got H=4, HV=6");
   expect_refusal("info --dtype fp8", "expected bf16, fp32 or fp64, got 'fp8'");
   EXPECT_EQ(gdn("info > /dev/full").code, 2) << "a full disk under standard output";
+}
+
+TEST_F(CliTest, BackendsThatTheBuildLeavesOut) {
+  ASSERT_EQ(gdn(fmt::format("make x.safetensors {}", kSmall)).code, 0);
+  for (const AbsentBackend& absent : absent_backends()) {
+    const std::string refusal =
+        fmt::format("backend: {} is not in this build (configure with -DGDN_CUDA=ON)", absent.name);
+    for (const char* command : {"info", "run x.safetensors -o y", "check --docs 3 --ranks 2",
+                                "bench --docs 3 --calls 1"}) {
+      expect_refusal(fmt::format("{} --backend {}", command, absent.name), refusal);
+      const Outcome named = gdn(command, fmt::format("GDN_BACKEND={}", absent.name));
+      EXPECT_EQ(named.code, 2) << command;
+      EXPECT_NE(named.err.find(refusal), std::string::npos) << named.err;
+    }
+    const Outcome info = gdn("info");
+    EXPECT_NE(info.out.find(fmt::format("  {:<14} {}\n", absent.name, absent.why)),
+              std::string::npos)
+        << info.out;
+    const Json rows = json("info")["backends"];
+    const auto row = std::find_if(rows.begin(), rows.end(),
+                                  [&](const Json& one) { return one["name"] == absent.name; });
+    ASSERT_NE(row, rows.end());
+    EXPECT_EQ((*row)["in_build"], false);
+    EXPECT_EQ((*row)["why_not"], absent.why);
+  }
 }
 
 TEST_F(CliTest, Plan) {
@@ -227,8 +256,10 @@ TEST_F(CliTest, CheckWithoutAFile) {
   EXPECT_EQ(json("check --docs 65,3 --heads 2,2 --dim 16 --keep-prepared")["passed"], true);
   expect_refusal("check --docs 3 --keep-prepared --recompute", "excludes");
   expect_refusal("check x --docs 3", "excludes");
-  expect_refusal("check --docs 3 --ranks 2 --backend cuda-portable",
-                 "this build has no CUDA backends");
+  if (!absent_backends().empty()) {
+    expect_refusal("check --docs 3 --ranks 2 --comm nccl",
+                   "device: no CUDA backends in this build");
+  }
   expect_refusal("check --docs 3 --comm pigeon", "--comm: expected auto, threads, mpi or nccl");
   expect_refusal("check --docs 3 --gates odd", "gates: expected one of model");
   expect_refusal("check --docs 3 --backend odd", "got 'odd'");

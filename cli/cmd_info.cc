@@ -51,10 +51,17 @@ class Info : public Command {
       const auto why_not = backend->why_not(there);
       list.push_back({{"name", backend->name()},
                       {"description", backend->description()},
+                      {"in_build", true},
                       {"device", backend->device_kind() == Device::Kind::kCpu ? "cpu" : "cuda"},
                       {"workers", backend->workers()},
                       {"takes_problem", !why_not.has_value()},
                       {"why_not", why_not ? Json(*why_not) : Json(nullptr)}});
+    }
+    for (const AbsentBackend& absent : absent_backends()) {
+      list.push_back({{"name", absent.name},
+                      {"in_build", false},
+                      {"takes_problem", false},
+                      {"why_not", absent.why}});
     }
     // The pick for tensors in host memory; a caller with device tensors gets the first of theirs.
     const Result<const Backend*> picked = pick_backend(problem, backend_);
@@ -74,6 +81,11 @@ class Info : public Command {
                            counted(num_threads(), "thread")));
     print_line("backends, fastest first:");
     for (const Json& backend : list) {
+      if (!backend["in_build"].get<bool>()) {
+        print_line(fmt::format("  {:<14} {}", backend["name"].get<std::string>(),
+                               backend["why_not"].get<std::string>()));
+        continue;
+      }
       print_line(fmt::format("  {:<14} {}", backend["name"].get<std::string>(),
                              backend["description"].get<std::string>()));
       const auto workers = backend["workers"].get<int64_t>();

@@ -122,9 +122,11 @@ Status Job::join(PartitionOptions& partition) {
 }
 
 Result<BatchResult> Job::run_here(const Batch& batch, RunOptions options) const {
+  const std::string wanted = wanted_backend(options.context.backend);
+  if (!wanted.empty()) GDN_RETURN_IF_ERROR(check_backend_name(wanted));
   if (over_nccl()) {
     options.place = make_cuda_place;
-  } else if (wanted_backend(options.context.backend).starts_with("cuda")) {
+  } else if (wanted.starts_with("cuda")) {
     // Ranks in turns over the GPUs, several on one if need be.
     options.place = [](int rank) { return make_cuda_place(rank % std::max(1, cuda_devices())); };
     options.through_host = true;

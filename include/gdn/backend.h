@@ -91,6 +91,16 @@ class Backend {
 // All backends compiled in, fastest first.
 std::span<const Backend* const> backends();
 
+// Those that only a build with CUDA has, where this is none.
+struct AbsentBackend {
+  const char* name;
+  const char* why;
+};
+std::span<const AbsentBackend> absent_backends();
+
+// Whether `name` is one of backends(); the error says which there are, or how to build it.
+Status check_backend_name(const std::string& name);
+
 // `forced`, or what GDN_BACKEND in the environment names for all calls that force none.
 std::string wanted_backend(const std::string& forced);
 

@@ -26,6 +26,31 @@ std::span<const Backend* const> backends() {
   return list;
 }
 
+std::span<const AbsentBackend> absent_backends() {
+#ifdef GDN_WITH_CUDA
+  return {};
+#else
+  constexpr const char* kWhy = "not in this build (configure with -DGDN_CUDA=ON)";
+  static constexpr std::array list = {AbsentBackend{"cuda-sm90a", kWhy},
+                                      AbsentBackend{"cuda-portable", kWhy}};
+  return list;
+#endif
+}
+
+Status check_backend_name(const std::string& name) {
+  std::string names;
+  for (const Backend* backend : backends()) {
+    if (name == backend->name()) return Status::ok();
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", backend->name());
+  }
+  for (const AbsentBackend& absent : absent_backends()) {
+    if (name != absent.name) continue;
+    return {ErrorCode::kUnsupported, fmt::format("backend: {} is {}", name, absent.why)};
+  }
+  return {ErrorCode::kInvalidArgument,
+          fmt::format("backend: expected one of {}, got '{}'", names, name)};
+}
+
 std::string wanted_backend(const std::string& forced) {
   const char* named = forced.empty() ? std::getenv("GDN_BACKEND") : nullptr;
   return named != nullptr ? named : forced;
@@ -33,6 +58,7 @@ std::string wanted_backend(const std::string& forced) {
 
 Result<const Backend*> pick_backend(const Problem& problem, const std::string& forced) {
   const std::string wanted = wanted_backend(forced);
+  if (!wanted.empty()) GDN_RETURN_IF_ERROR(check_backend_name(wanted));
   std::string refusals;
   for (const Backend* backend : backends()) {
     if (!wanted.empty() && wanted != backend->name()) continue;
@@ -40,14 +66,7 @@ Result<const Backend*> pick_backend(const Problem& problem, const std::string& f
     if (!why_not) return backend;
     refusals += fmt::format("{}{}: {}", refusals.empty() ? "" : "; ", backend->name(), *why_not);
   }
-  if (!refusals.empty())
-    return Status(ErrorCode::kUnsupported, "no backend takes this: " + refusals);
-  std::string names;
-  for (const Backend* backend : backends()) {
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", backend->name());
-  }
-  return Status(ErrorCode::kInvalidArgument,
-                fmt::format("backend: expected one of {}, got '{}'", names, wanted));
+  return Status(ErrorCode::kUnsupported, "no backend takes this: " + refusals);
 }
 
 }  // namespace gdn

@@ -53,7 +53,7 @@ std::unique_ptr<Machine> make_host_machine() { return std::make_unique<HostMachi
 #ifndef GDN_WITH_CUDA
 Result<std::unique_ptr<Machine>> make_cuda_machine() {
   return Status(ErrorCode::kUnsupported,
-                "this build has no CUDA backends (GDN_CUDA is off)");
+                "no CUDA backends in this build (configure with -DGDN_CUDA=ON)");
 }
 #endif
 

@@ -115,7 +115,8 @@ int cuda_devices() {
 namespace gdn {
 
 Result<std::unique_ptr<Place>> make_cuda_place(int) {
-  return Status(ErrorCode::kUnsupported, "device: this build has no CUDA backends (GDN_CUDA=ON)");
+  return Status(ErrorCode::kUnsupported,
+                "device: no CUDA backends in this build (configure with -DGDN_CUDA=ON)");
 }
 
 int cuda_devices() { return 0; }
