@@ -154,6 +154,7 @@ TEST_F(CliTest, Plan) {
   const Outcome drawn = gdn("plan --workload M --ranks 4 --layout zigzag --rank 2");
   EXPECT_EQ(drawn.code, 0);
   EXPECT_NE(drawn.out.find("rank 2 of 4"), std::string::npos) << drawn.out;
+  EXPECT_NE(drawn.out.find("\nletters: A all tokens of the column, a some"), std::string::npos);
 
   // The bytes of a plan are those of its row in the table over W.
   const Json exchange = json("plan --workload M --ranks 3 --layout zigzag");

@@ -162,6 +162,9 @@ class PlanCommand : public Command {
     const Result<Plan> plan = Plan::make(partition, rank_.value_or(0), options);
     if (!plan) return plan.status();
     print_line(draw(partition, terminal_width()));
+    print_line(
+        "letters: A all tokens of the column, a some, # and + the same of several documents, . "
+        "none");
     if (rank_) print_line(describe(*plan));
     if (partition.world_size() > 1 && partition.layout() != Layout::kExplicit) {
       const auto rows = exchange_rows(partition.cu_seqlens(), partition.layout(),
