@@ -155,6 +155,7 @@ TEST_F(CliTest, Plan) {
   EXPECT_EQ(drawn.code, 0);
   EXPECT_NE(drawn.out.find("rank 2 of 4"), std::string::npos) << drawn.out;
   EXPECT_NE(drawn.out.find("\nletters: A all tokens of the column, a some"), std::string::npos);
+  expect_refusal("plan", "--docs LENGTHS, --workload LETTER or --cu-from FILE");
 
   // The bytes of a plan are those of its row in the table over W.
   const Json exchange = json("plan --workload M --ranks 3 --layout zigzag");
@@ -170,7 +171,6 @@ TEST_F(CliTest, Plan) {
   EXPECT_LE(exchange["all_to_all_from_ranks"].get<int>(), 3);
   EXPECT_NE(drawn.out.find("the all-to-all moves fewer bytes from"), std::string::npos);
 
-  expect_refusal("plan", "--docs LENGTHS or --workload LETTER");
   expect_refusal("plan --docs 5 --ranks 2 --rank 2", "--rank: expected 0 to 1, got 2");
   for (const char* layout : {"spiral", "explicit"}) {
     expect_refusal(fmt::format("plan --docs 5 --layout {}", layout),

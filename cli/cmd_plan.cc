@@ -93,6 +93,10 @@ class PlanCommand : public Command {
     BatchSpec spec;
     std::vector<int64_t> cu{0};
     if (cu_from_.empty()) {
+      if (!documents_.given()) {
+        return Status{ErrorCode::kInvalidArgument,
+                      "expected documents: --docs LENGTHS, --workload LETTER or --cu-from FILE"};
+      }
       Result<BatchSpec> made = documents_.spec();
       if (!made) return made.status();
       spec = std::move(*made);
