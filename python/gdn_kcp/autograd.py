@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ._library import ops
-from .errors import InvalidArgumentError, typed
+from .errors import InvalidArgumentError, UnsupportedError, typed
 from .groups import Settle
 
 _TENSORS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
@@ -245,6 +245,8 @@ def apply(call: Call, *inputs):
 
 def autocast(device_type: str, *tensors):
     """Under autocast, floating q, k, v in its dtype, as for a matrix product; fp64 stays."""
+    if device_type not in ("cpu", "cuda"):
+        raise UnsupportedError(f"q: expected a CPU or CUDA tensor, got {device_type}")
     if not torch.is_autocast_enabled(device_type):
         return tensors
     dtype = torch.get_autocast_dtype(device_type)

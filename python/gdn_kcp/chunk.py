@@ -162,9 +162,9 @@ def chunk_gated_delta_rule(
             )
         if cp_context is not None:
             _check_context(cp_context, cu_seqlens, cu_seqlens_cpu)
-    except InvalidArgumentError as error:
+        q, k, v = autocast(q.device.type, q, k, v)
+    except Exception as error:  # noqa: BLE001: the other ranks wait to hear of any
         refuse(cp_context, error, "forward")
-    q, k, v = autocast(q.device.type, q, k, v)
     if cp_context is not None:
         call = Call(cp_context, None, scale, flags | KEEP_WHERE_LIGHT, output_final_state)
         return apply(call, q, k, v, g, beta, A_log, dt_bias, initial_state)

@@ -9,7 +9,7 @@ import torch
 
 from ._library import exchange_flags, ops, save_flags
 from .errors import InvalidArgumentError, UnsupportedError, typed
-from .groups import member_of
+from .groups import check_member, member_of
 from .partition import Partition
 from .replay import Replays
 
@@ -62,17 +62,16 @@ class Context:
         Raises:
             InvalidArgumentError: on every rank, naming the argument; the context stays as it was.
         """
-        if not isinstance(partition, Partition):
-            raise InvalidArgumentError(
-                f"partition: expected a Partition, got {type(partition).__name__}"
-            )
         error: Exception | None = None
+        digest = 0
         try:
+            _check_partition(partition)
+            digest = partition.digest
             ops.session_refill(self.handle, partition.handle)
         except RuntimeError as raised:
             error = typed(raised)
         try:
-            self.member.agree(error, partition.digest, "partition")
+            self.member.agree(error, digest, "partition")
         except BaseException:
             if error is None:
                 ops.session_refill(self.handle, self.partition.handle)
@@ -105,6 +104,13 @@ class Context:
         return known
 
 
+def _check_partition(partition) -> None:
+    if not isinstance(partition, Partition):
+        raise InvalidArgumentError(
+            f"partition: expected a Partition, got {type(partition).__name__}"
+        )
+
+
 def usable_device(device) -> torch.device:
     """The device, if torch can hold a tensor there."""
     try:
@@ -128,8 +134,8 @@ def _capacity(
     if max_tokens is None and max_fragments is None:
         return 0, 0
     for name, given in (("max_tokens", max_tokens), ("max_fragments", max_fragments)):
-        if given is not None and given < 1:
-            raise InvalidArgumentError(f"{name}: expected at least 1, got {given}")
+        if given is not None and (not isinstance(given, int) or given < 1):
+            raise InvalidArgumentError(f"{name}: expected at least 1, got {given!r}")
     ranks = range(partition.world_size)
     if max_tokens is None:
         max_tokens = max(1, *(partition.local_tokens(rank) for rank in ranks))
@@ -168,23 +174,22 @@ def build_context(
     Raises:
         InvalidArgumentError: on every rank, also if the ranks brought different partitions.
     """
-    if not isinstance(partition, Partition):
-        raise InvalidArgumentError(
-            f"partition: expected a Partition, got {type(partition).__name__}"
-        )
-    member = member_of(group, rank, partition.world_size)
+    member = member_of(group, rank)
     error: Exception | None = None
-    context = None
+    context, digest = None, 0
     try:
-        if not 1 <= conv_kernel_size <= 8:
+        _check_partition(partition)
+        digest = partition.digest
+        check_member(member, rank, partition.world_size)
+        if not isinstance(conv_kernel_size, int) or not 1 <= conv_kernel_size <= 8:
             raise InvalidArgumentError(
-                f"conv_kernel_size: expected 1 to 8, got {conv_kernel_size}"
+                f"conv_kernel_size: expected 1 to 8, got {conv_kernel_size!r}"
             )
         capacity = _capacity(partition, max_tokens, max_fragments)
         context = Context(partition, member, usable_device(device), conv_kernel_size, *capacity)
-    except RuntimeError as raised:
-        error = typed(raised)
-    member.agree(error, partition.digest, "partition")
+    except Exception as raised:  # noqa: BLE001: the other ranks wait to hear of any
+        error = typed(raised) if isinstance(raised, RuntimeError) else raised
+    member.agree(error, digest, "partition")
     return context
 
 

@@ -237,31 +237,29 @@ class ThreadMember:
         self._share((send,), take)
 
 
-def member_of(group, rank: int, world_size: int):
+def member_of(group, rank: int):
     """The member that speaks for ``rank`` of ``group`` (None: one rank)."""
     if group is None:
-        if world_size != 1:
-            raise InvalidArgumentError(
-                f"group: expected one of {world_size} ranks, as in the partition, got none"
-            )
-        member = Solo()
-    elif isinstance(group, InProcessGroup):
-        member = group.member(rank)
-    elif isinstance(group, dist.ProcessGroup):
-        member = TorchMember(group)
-    else:
-        raise InvalidArgumentError(
-            "group: expected a torch.distributed process group, an InProcessGroup or None, got "
-            f"{type(group).__name__}"
-        )
+        return Solo()
+    if isinstance(group, InProcessGroup):
+        if not 0 <= rank < group.size:
+            raise InvalidArgumentError(f"rank: expected 0 to {group.size - 1}, got {rank}")
+        return group.member(rank)
+    if isinstance(group, dist.ProcessGroup):
+        return TorchMember(group)
+    raise InvalidArgumentError(
+        "group: expected a torch.distributed process group, an InProcessGroup or None, got "
+        f"{type(group).__name__}"
+    )
+
+
+def check_member(member, rank: int, world_size: int) -> None:
+    """Refuses a member of another group size than the partition's, or of another rank."""
     if member.size != world_size:
-        raise InvalidArgumentError(
-            f"group: expected {world_size} ranks, as in the partition, got {member.size}"
-        )
-    if isinstance(group, InProcessGroup) and not 0 <= rank < group.size:
-        raise InvalidArgumentError(f"rank: expected 0 to {group.size - 1}, got {rank}")
+        got = "none" if isinstance(member, Solo) else member.size
+        ranks = f"{world_size} rank{'' if world_size == 1 else 's'}"
+        raise InvalidArgumentError(f"group: expected {ranks}, as in the partition, got {got}")
     if member.rank != rank:
         raise InvalidArgumentError(
             f"rank: expected {member.rank}, as in the group, got {rank}"
         )
-    return member

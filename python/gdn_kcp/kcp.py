@@ -19,7 +19,7 @@ from .autograd import (
     run_forward,
 )
 from .context import Context, RecomputeHandle, Workspace
-from .errors import Error, InvalidArgumentError
+from .errors import InvalidArgumentError
 from .packed import row_of
 from .replay import why_not
 
@@ -114,6 +114,7 @@ def chunk_gdn_kcp(
     """
     try:
         check_tensors(q, k, v, g, beta)
+        q, k, v = autocast(q.device.type, q, k, v)
         flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph)
         flags |= save_flags(save_mode, "none")
         block = _block(workspace)
@@ -127,9 +128,8 @@ def chunk_gdn_kcp(
             raise InvalidArgumentError(
                 "recompute_handle: expected save_mode 'light' or 'light_akk', which it keeps, got 'none'"
             )
-    except Error as error:
+    except Exception as error:  # noqa: BLE001: the other ranks wait to hear of any
         refuse(ctx, error, "forward")
-    q, k, v = autocast(q.device.type, q, k, v)
     partition = ctx.partition
     if torch.compiler.is_compiling() and ctx.world_size == 1 and partition.layout != "explicit":
         return ops.chunk(
@@ -164,7 +164,7 @@ def chunk_gdn_kcp_forward(
         flags |= save_flags(save_mode)
         block = _block(workspace)
         replays = _replays(ctx, workspace, graph)
-    except Error as error:
+    except Exception as error:  # noqa: BLE001: the other ranks wait to hear of any
         refuse(ctx, error, "forward")
     call = Call(ctx, None, scale, flags, False, block, save_for_backward)
     call.replays = replays
@@ -206,7 +206,7 @@ def chunk_gdn_kcp_backward(
                        else f"with {key[:-2]}, got one with {saved.key[:-2]}")
                 )
             flags |= save_flags(saved.save_mode)
-    except Error as error:
+    except Exception as error:  # noqa: BLE001: the other ranks wait to hear of any
         refuse(ctx, error, "backward")
     call = Call(ctx, None, scale, flags, False, workspace_block, saved is not None)
     call.replays = replays

@@ -316,10 +316,15 @@ def test_capacity_and_groups_are_checked():
         gdn_kcp.build_context(p, None, 0, "cpu", max_tokens=39)
     with pytest.raises(gdn_kcp.InvalidArgumentError, match="max_fragments: expected at least 1"):
         gdn_kcp.build_context(p, None, 0, "cpu", max_fragments=0)
-    with pytest.raises(gdn_kcp.InvalidArgumentError, match="group: expected one of 2 ranks"):
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="group: expected 2 ranks"):
         gdn_kcp.build_context(gdn_kcp.partition([0, 40], 2), None, 0, "cpu")
-    with pytest.raises(gdn_kcp.InvalidArgumentError, match="group: expected 1 ranks"):
-        gdn_kcp.build_context(p, gdn_kcp.InProcessGroup(2), 0, "cpu")
+    group = gdn_kcp.InProcessGroup(2, timeout=60)
+
+    def main(rank):
+        with pytest.raises(gdn_kcp.InvalidArgumentError, match="group: expected 1 rank, .* got 2"):
+            gdn_kcp.build_context(p, group, rank, "cpu")
+
+    group.run(main)
     ctx = gdn_kcp.build_context(p, None, 0, "cpu", max_tokens=40, max_fragments=1)
     with pytest.raises(gdn_kcp.UnsupportedError, match="graph: expected 'off' on cpu"):
         gdn_kcp.chunk_gdn_kcp(*make(40, 1, 1, 16, 16), ctx, graph="replay")
@@ -350,3 +355,42 @@ def test_what_another_packing_kept_is_refused():
     with pytest.raises(gdn_kcp.InvalidArgumentError, match="recompute_handle: expected save_mode"):
         gdn_kcp.chunk_gdn_kcp(
             *inputs, one, recompute_handle=gdn_kcp.RecomputeHandle(), save_mode="none")
+
+
+@pytest.mark.parametrize("wrong,message", [
+    (dict(partition=gdn_kcp.partition([0, 10], 3)), "rank 1: group: expected 3 ranks"),
+    (dict(partition=None), "rank 1: partition: expected a Partition, got NoneType"),
+    (dict(conv_kernel_size="a"), "rank 1: conv_kernel_size: expected 1 to 8, got 'a'"),
+    (dict(max_tokens="a"), "rank 1: max_tokens: expected at least 1, got 'a'"),
+    (dict(device="nowhere"), "rank 1: device: expected cpu or cuda"),
+])
+def test_what_one_rank_brings_wrong_every_rank_hears(wrong, message):
+    group = gdn_kcp.InProcessGroup(2, timeout=60)
+
+    def main(rank):
+        given = dict(partition=gdn_kcp.partition([0, 10], 2), device="cpu")
+        given |= wrong if rank == 1 else {}
+        with pytest.raises(gdn_kcp.InvalidArgumentError, match=message):
+            gdn_kcp.build_context(group=group, rank=rank, **given)
+
+    group.run(main)
+
+
+def test_a_call_that_one_rank_gets_wrong_every_rank_hears():
+    group = gdn_kcp.InProcessGroup(2, timeout=60)
+    inputs = make(40, 1, 2, 16, 16)
+    part = gdn_kcp.partition([0, 40], 2)
+
+    def main(rank):
+        ctx = gdn_kcp.build_context(part, group, rank, "cpu")
+        local = local_rows(part, rank, inputs)
+        for options in (dict(exchange=["a2a"]), dict(use_qk_l2norm_in_kernel=torch.ones(2))):
+            with pytest.raises(gdn_kcp.Error, match="rank 1: "):
+                gdn_kcp.chunk_gdn_kcp(*local, ctx, **(options if rank == 1 else {}))
+        meta = [t.detach().to("meta") for t in local] if rank == 1 else local
+        with pytest.raises(gdn_kcp.UnsupportedError, match="rank 1: q: expected a CPU or CUDA tensor"):
+            gdn_kcp.chunk_gdn_kcp(*meta, ctx)
+        return gdn_kcp.chunk_gdn_kcp(*local, ctx)
+
+    got = torch.cat(group.run(main), 1)
+    assert_close("o", got, gdn_kcp.chunk_gated_delta_rule(*inputs)[0], 1e-11)
