@@ -222,6 +222,11 @@ def is_packed_row(q, k, v) -> bool:
     )
 
 
+def _forward_mode() -> bool:
+    """Whether tangents may be asked for: the autograd function refuses them, the op would drop them."""
+    return getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
+
+
 def apply(call: Call, *inputs):
     """(o, final_state or None), with or without a graph."""
     handle = call.handle
@@ -233,7 +238,8 @@ def apply(call: Call, *inputs):
             call.again = handle.take(call.key)
         except InvalidArgumentError as error:
             refuse(call.ctx, error, "forward")
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    if wanted or _forward_mode():
         call.packed = is_packed_row(*inputs[:3])
         result = GatedDeltaRule.apply(call, *inputs)
         return result if call.want_final else (result, None)

@@ -305,6 +305,18 @@ def test_no_graph_keeps_nothing():
     assert run(*[t.detach() for t in inputs]).grad_fn is None
 
 
+def test_forward_mode_is_refused():
+    q, *rest = (t.detach() for t in make(30, 1, 2, 16, 16))
+    with pytest.raises((NotImplementedError, RuntimeError), match="jvp|setup_context|forward"):
+        torch.func.jvp(
+            lambda q: gdn_kcp.chunk_gated_delta_rule(q, *rest)[0], (q,), (torch.ones_like(q),))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(NotImplementedError, match="jvp"):
+            gdn_kcp.chunk_gated_delta_rule(dual, *rest)
+    gdn_kcp.chunk_gated_delta_rule(q, *rest)
+
+
 def test_a_second_derivative_is_refused():
     inputs = make(130, 1, 2, 16, 16)
     o = run(*inputs)
