@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from ranks import LAYOUTS, local_rows
+from ranks import LAYOUTS, local_rows, over_ranks
 from reference import assert_close, make
 from torch.utils.checkpoint import checkpoint
 
@@ -38,6 +38,16 @@ def check(partition, ctx, rank, inputs, want, do, mode, exchange):
     got = [o, *(t.grad for t in local)]
     for name, a, b in zip(("o", "dq", "dk", "dv", "dg", "dbeta"), got, want):
         assert_close(f"{partition.layout} {mode} {exchange} {name}", a, b[:, rows], BAR)
+
+
+def same_bits_as_threads(partition, ctx, rank, inputs, do):
+    """Over gloo and over as many threads of one process."""
+    want = over_ranks(partition, inputs, do)
+    rows = partition.token_indices(rank)
+    local = local_rows(partition, rank, inputs)
+    o = gdn_kcp.chunk_gdn_kcp(*local, ctx)
+    for a, b in zip([o, *torch.autograd.grad(o, local, do[:, rows])], want):
+        assert torch.equal(a, b[:, rows])
 
 
 def conv(partition, ctx, rank):
@@ -126,6 +136,7 @@ def main() -> None:
             check(partition, ctx, rank, inputs, want, do, mode, "auto")
         for exchange in ("allgather", "a2a"):
             check(partition, ctx, rank, inputs, want, do, "plain", exchange)
+        same_bits_as_threads(partition, ctx, rank, inputs, do)
         torch.manual_seed(1)
         conv(partition, ctx, rank)
     errors(partition, ctx, rank, inputs)
