@@ -63,6 +63,9 @@ def _peers():
         raise PeerFailedError(f"another rank failed, left, or never came: {why}") from error
 
 
+# Its name since torch 2.13, and before.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 # For groups without a CPU backend (NCCL alone): gloo groups of the same ranks, one for each, to agree
 # in. Their collectives are three numbers on the host.
 _control_groups: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -129,7 +132,7 @@ class TorchMember:
         if len(set(receive_bytes)) == 1:
             if receive.numel():
                 with _peers():
-                    dist.all_gather_into_tensor(receive, send, group=self.group)
+                    _all_gather(receive, send, group=self.group)
             return
         # Blocks of different sizes: the same block to every rank.
         blocks = send.repeat(self.size)
