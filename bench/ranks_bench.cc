@@ -31,6 +31,7 @@
 
 #include "base/element.h"
 #include "check/batch.h"
+#include "check/cuts.h"
 #include "fork_ranks.h"
 #include "model/step_model.h"
 #include "ranks_arm.h"
@@ -241,18 +242,19 @@ class Bench {
       must(cudaStreamSynchronize(stream_), "a run in tiles");
       return arm;
     };
-    std::unique_ptr<Arm> one;
+    std::vector<std::vector<unsigned char>> one;  // the outputs of one rank
     bool right = true;
     for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kZigzagPerDocument}) {
       auto partition = Partition::make(cu, host_.size(), layout);
       must(partition.status());
-      if (!cut_at_tiles(*partition)) continue;
-      if (!one) {
+      if (!cuts_at_multiples_of(kTile, *partition)) continue;
+      if (one.empty()) {
         auto whole = Partition::make(cu, 1, Layout::kContiguous);
         must(whole.status());
-        one = run(*whole, *single_);
+        const std::unique_ptr<Arm> arm = run(*whole, *single_);
+        for (const Output& output : arm->outputs()) one.push_back(output.rows->buffer.download());
       }
-      const double differ = sum(rows_that_differ(*run(*partition, *nccl_), *one));
+      const double differ = sum(rows_that_differ(*run(*partition, *nccl_), one));
       if (host_.rank() == 0) {
         std::printf("%s CP%d %s in tiles of %d: %s\n", letter.c_str(), host_.size(),
                     to_string(layout), static_cast<int>(kTile),
@@ -265,25 +267,17 @@ class Bench {
     return right;
   }
 
-  static bool cut_at_tiles(const Partition& partition) {
-    for (int rank = 0; rank < partition.world_size(); ++rank) {
-      for (const Fragment& f : partition.fragments(rank)) {
-        if (f.offset % kTile != 0) return false;
-      }
-    }
-    return true;
-  }
-
-  // Of the sampled rows of all outputs.
-  static double rows_that_differ(const Arm& arm, const Arm& one) {
+  // Of the sampled rows of all outputs; `one`: the same outputs of the whole pack.
+  static double rows_that_differ(const Arm& arm,
+                                 const std::vector<std::vector<unsigned char>>& one) {
     double count = 0;
-    for (size_t tensor = 0; tensor < arm.outputs().size(); ++tensor) {
-      const Rows& rows = *arm.outputs()[tensor].rows;
+    const std::vector<Output> outputs = arm.outputs();
+    for (size_t tensor = 0; tensor < outputs.size(); ++tensor) {
+      const Rows& rows = *outputs[tensor].rows;
       const std::vector<unsigned char> mine = rows.buffer.download();
-      const std::vector<unsigned char> whole = one.outputs()[tensor].rows->buffer.download();
       const int64_t bytes = rows.view.stride[0] * size_of(rows.view.dtype);
       for (int64_t i = 0; i < std::ssize(arm.global); i += kSampled) {
-        count += std::memcmp(mine.data() + i * bytes, whole.data() + arm.global[i] * bytes,
+        count += std::memcmp(mine.data() + i * bytes, one[tensor].data() + arm.global[i] * bytes,
                              static_cast<size_t>(bytes)) != 0;
       }
     }

@@ -80,13 +80,12 @@ Result<BatchResult> BenchAccuracy::over_ranks(const Sample& sample, const NamedA
 // The tensors that miss their bars.
 std::string BenchAccuracy::judge(const Sample& sample, const NamedArm& arm,
                                  const BatchResult& result) {
-  const auto checks = check_results(result, sample.reference, sample.batch.cu_seqlens,
-                                    [&](const std::string& tensor) {
-                                      Bars bar = bars(sample.batch.problem.operand, tensor);
-                                      if (options_.bar)
-                                        bar.rel_rms = std::min(bar.rel_rms, *options_.bar);
-                                      return bar;
-                                    });
+  const auto checks = check_results(
+      result, sample.reference, sample.batch.cu_seqlens, [&](const std::string& tensor) {
+        Bars bar = bars(sample.batch.problem.operand, tensor);
+        bar.rel_rms = std::min(bar.rel_rms, options_.bar.value_or(bar.rel_rms));
+        return bar;
+      });
   std::string text, failed;
   Json accuracy = Json::array();
   for (const TensorCheck& check : checks) {

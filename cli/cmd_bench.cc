@@ -236,15 +236,13 @@ class Bench : public Command {
     std::optional<Device::Kind> kind;
     for (const std::string& name : backends_) {
       if (name.empty()) continue;
-      const auto list = backends();
-      const auto found = std::find_if(list.begin(), list.end(),
-                                      [&](const Backend* b) { return name == b->name(); });
-      if (found == list.end()) return pick_backend({}, name).status();  // lists the names
-      if (kind && *kind != (*found)->device_kind()) {
+      GDN_RETURN_IF_ERROR(check_backend_name(name));
+      const Device::Kind of = find_backend(name)->device_kind();
+      if (kind && *kind != of) {
         return {ErrorCode::kInvalidArgument,
                 fmt::format("--backend {}: expected backends of one device", names)};
       }
-      kind = (*found)->device_kind();
+      kind = of;
     }
     if (job_.many_processes() && kind == Device::Kind::kCuda) {
       return {ErrorCode::kInvalidArgument,

@@ -4,7 +4,9 @@
 
 #include <cmath>
 
+#include "base/counted.h"
 #include "check/accuracy.h"
+#include "check/cuts.h"
 #include "check/first_heads.h"
 #include "check/tensor_check.h"
 #include "command.h"
@@ -58,24 +60,6 @@ Json json_of(const std::vector<TensorCheck>& rows) {
                    {"bitwise_equal", row.bitwise}});
   }
   return out;
-}
-
-// Is every cut a multiple of the chunk from its document's start? Then the chunk grid is the one of
-// a single rank.
-bool cuts_on_chunks(const Partition& partition) {
-  for (int rank = 0; rank < partition.world_size(); ++rank) {
-    for (const Fragment& fragment : partition.fragments(rank)) {
-      if (fragment.offset % kChunk != 0) return false;
-    }
-  }
-  return true;
-}
-
-Device::Kind device_of(const std::string& backend) {
-  for (const Backend* one : backends()) {
-    if (one->name() == backend) return one->device_kind();
-  }
-  return Device::Kind::kCpu;
 }
 
 class Check : public Command {
@@ -148,7 +132,8 @@ class Check : public Command {
       one = check_results(*result, *alone, batch->cu_seqlens, [&](const std::string& tensor) {
         Bars bar = bars(operand, tensor);
         if (operand == DType::kBFloat16) {
-          bar.rel_rms = bar_between_ranks(device_of(result->backend), cuts_on_chunks(*partition));
+          bar.rel_rms = bar_between_ranks(find_backend(result->backend)->device_kind(),
+                                          cuts_at_multiples_of(kChunk, *partition));
         }
         return bar;
       });
@@ -169,8 +154,8 @@ class Check : public Command {
     } else {
       print_line(fmt::format("{}: {}", input_.name(), summary(*batch)));
       print_line(fmt::format(
-          "{} on {} rank{}, {}, {}against the fp64 {}:", result->backend, partition->world_size(),
-          partition->world_size() == 1 ? "" : "s", to_string(partition->layout()),
+          "{} on {}, {}, {}against the fp64 {}:", result->backend,
+          counted(partition->world_size(), "rank"), to_string(partition->layout()),
           heads == all_heads ? "" : fmt::format("first {} of {} key heads ", heads, all_heads),
           reference_ == "cpu" ? "cpu backend" : reference_));
       print_line(text_of(*rows, false));

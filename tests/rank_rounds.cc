@@ -15,6 +15,7 @@
 #include <random>
 
 #include "check/accuracy.h"
+#include "check/cuts.h"
 #include "check/run_batch.h"
 #include "gdn/mpi.h"
 
@@ -127,15 +128,6 @@ Status expect_same_bits(const BatchResult& got, const BatchResult& want, const c
   return Status::ok();
 }
 
-bool cuts_on_chunks(const Partition& partition) {
-  for (int rank = 0; rank < partition.world_size(); ++rank) {
-    for (const Fragment& f : partition.fragments(rank)) {
-      if (f.offset % kChunk != 0) return false;
-    }
-  }
-  return true;
-}
-
 Status expect_close(const BatchResult& got, const BatchResult& one, const Batch& batch,
                     bool same_grid) {
   std::vector<int64_t> documents(batch.cu_seqlens.size());
@@ -185,7 +177,7 @@ Status play(const Round& round, Communicator& comm) {
       round.options.layout == Layout::kExplicit
           ? Partition::make_explicit(batch->cu_seqlens, round.options.fragments)
           : Partition::make(batch->cu_seqlens, round.options.world_size, round.options.layout);
-  return expect_close(*got, *one, *batch, cuts_on_chunks(*partition));
+  return expect_close(*got, *one, *batch, cuts_at_multiples_of(kChunk, *partition));
 }
 
 int run(int rounds, uint64_t seed, int first) {

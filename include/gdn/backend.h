@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gdn/plan.h"
@@ -90,6 +91,9 @@ class Backend {
 
 // All backends compiled in, fastest first.
 std::span<const Backend* const> backends();
+
+// The one of that name, or null.
+const Backend* find_backend(std::string_view name);
 
 // Those that only a build with CUDA has, where this is none.
 struct AbsentBackend {

@@ -37,10 +37,17 @@ std::span<const AbsentBackend> absent_backends() {
 #endif
 }
 
+const Backend* find_backend(std::string_view name) {
+  for (const Backend* backend : backends()) {
+    if (name == backend->name()) return backend;
+  }
+  return nullptr;
+}
+
 Status check_backend_name(const std::string& name) {
+  if (find_backend(name) != nullptr) return Status::ok();
   std::string names;
   for (const Backend* backend : backends()) {
-    if (name == backend->name()) return Status::ok();
     names += fmt::format("{}{}", names.empty() ? "" : ", ", backend->name());
   }
   for (const AbsentBackend& absent : absent_backends()) {
