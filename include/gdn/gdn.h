@@ -58,6 +58,8 @@ class Context {
   const Plan& plan() const { return *plan_; }
   const Backend& backend() const { return *backend_; }
   bool keeps_prepared() const { return options_.keep_prepared; }
+  // Before the first call: ContextOptions::keep_prepared anew, where it depends on saved_bytes().
+  void keep_prepared(bool keep) { options_.keep_prepared = keep; }
   int rank() const { return plan_->rank; }
 
   // Device tables: the caller uploads them once before the first call (0 bytes on hosts).

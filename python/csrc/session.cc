@@ -58,10 +58,9 @@ std::shared_ptr<const Prepared> Session::prepare(const gdn::Problem& problem, in
   }
   const auto guard = guard_for(problem.device);
   auto context = value_of(gdn::Context::make(partition_, rank_, problem, options));
-  if (keep == kKeepWhereLight &&
-      context.saved_bytes() > kLightBytes * problem.tokens * problem.heads_v) {
-    options.keep_prepared = false;
-    context = value_of(gdn::Context::make(partition_, rank_, problem, options));
+  if (keep == kKeepWhereLight) {
+    const int64_t most = kLightBytes * problem.tokens * problem.heads_v;
+    context.keep_prepared(context.saved_bytes() <= most);
   }
   Bytes bytes;
   bytes.forward = context.forward_workspace_bytes();
