@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ._library import ops
+from .context import CallKey
 from .errors import InvalidArgumentError, UnsupportedError, typed
 from .groups import Settle
 
@@ -231,9 +232,7 @@ def apply(call: Call, *inputs):
     """(o, final_state or None), with or without a graph."""
     handle = call.handle
     if handle is not None:
-        q, v = inputs[0], inputs[2]
-        shapes = (tuple(q.shape), tuple(v.shape), q.dtype)
-        call.key = (*shapes, call.scale, call.flags, call.ctx.partition.digest, call.ctx.rank)
+        call.key = CallKey.of(call.ctx, inputs[0], inputs[2], call.scale, call.flags)
         try:
             call.again = handle.take(call.key)
         except InvalidArgumentError as error:

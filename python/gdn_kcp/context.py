@@ -13,6 +13,30 @@ from .groups import check_member, member_of
 from .partition import Partition
 from .replay import Replays
 
+
+class CallKey(NamedTuple):
+    """What a forward and the calls that go on from it must have in common."""
+
+    options: tuple  # shapes and options
+    place: tuple  # who holds which tokens: partition and rank
+
+    @staticmethod
+    def of(ctx: Context, q, v, scale, flags: int) -> CallKey:
+        options = (tuple(q.shape), tuple(v.shape), str(q.dtype), scale, flags)
+        return CallKey(options, (ctx.partition.digest, ctx.rank))
+
+    def check(self, kept: CallKey, expected: str) -> None:
+        """Refuses what a forward of another key has kept; ``expected`` names it."""
+        if kept.options != self.options:
+            raise InvalidArgumentError(
+                f"{expected} of a forward with {self.options}, got one with {kept.options}"
+            )
+        if kept.place != self.place:
+            raise InvalidArgumentError(
+                f"{expected} of a forward over this partition and rank, got one over others"
+            )
+
+
 _ALIGNMENT = 256  # of workspaces, in bytes; gdn/gdn.h
 
 
@@ -306,10 +330,10 @@ class RecomputeHandle:
     def reset(self) -> None:
         """Forgets what is kept; the next forward fills it again."""
         self._saved: torch.Tensor | None = None
-        self._key: tuple | None = None
+        self._key: CallKey | None = None
         self._state = "new"
 
-    def take(self, key: tuple) -> torch.Tensor | None:
+    def take(self, key: CallKey) -> torch.Tensor | None:
         """What the first forward kept, once; None if this is the first."""
         if self._state == "new":
             return None
@@ -317,17 +341,10 @@ class RecomputeHandle:
             raise InvalidArgumentError(
                 "recompute_handle: expected a new one, got one that a forward and its recompute used"
             )
-        if key != self._key:
-            others = key[:-2] == self._key[:-2]  # the last two: partition and rank
-            raise InvalidArgumentError(
-                "recompute_handle: expected the "
-                + ("context of the forward that filled it, or another of this partition and rank"
-                   if others else
-                   f"shapes and options of the forward that filled it, {self._key[:-2]}, got {key[:-2]}")
-            )
+        key.check(self._key, "recompute_handle: expected the shapes and options")
         saved, self._saved, self._state = self._saved, None, "used"
         return saved
 
-    def keep(self, key: tuple, saved: torch.Tensor) -> None:
+    def keep(self, key: CallKey, saved: torch.Tensor) -> None:
         """Called by the forward that fills it."""
         self._saved, self._key, self._state = saved, key, "filled"

@@ -18,15 +18,18 @@ import torch.distributed as dist
 
 from .errors import Error, InvalidArgumentError, PeerFailedError, packed, unpacked
 
-
 Settle = Callable[[], None]  # ends an agreement: raises what any rank has to say
 
 
-def _settled() -> None:
-    pass
+class _AgreesAtOnce:
+    """A member whose agreements are settled when they begin."""
+
+    def begin_agreement(self, error: Exception | None, digest: int, what: str) -> Settle:
+        self.agree(error, digest, what)
+        return lambda: None
 
 
-class Solo:
+class Solo(_AgreesAtOnce):
     """One rank: nobody to talk to."""
 
     rank, size = 0, 1
@@ -34,10 +37,6 @@ class Solo:
     def agree(self, error: Exception | None, digest: int, what: str) -> None:
         if error is not None:
             raise error
-
-    def begin_agreement(self, error: Exception | None, digest: int, what: str) -> Settle:
-        self.agree(error, digest, what)
-        return _settled
 
 
 def _raise_first(failures: list[tuple[int, str] | None]) -> None:
@@ -194,7 +193,7 @@ class InProcessGroup:
         return taken
 
 
-class ThreadMember:
+class ThreadMember(_AgreesAtOnce):
     """One rank of an :class:`InProcessGroup`."""
 
     def __init__(self, group: InProcessGroup, rank: int):
@@ -205,10 +204,6 @@ class ThreadMember:
         _raise_first([failure for failure, _ in states])
         if len({digest for _, digest in states}) > 1:
             _raise_disagreement(what)
-
-    def begin_agreement(self, error: Exception | None, digest: int, what: str) -> Settle:
-        self.agree(error, digest, what)
-        return _settled
 
     def _share(self, item: tuple, take: Callable[[list[Any]], Any]) -> None:
         def taken(items: list[Any]) -> None:

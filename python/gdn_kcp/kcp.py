@@ -18,7 +18,7 @@ from .autograd import (
     run_backward,
     run_forward,
 )
-from .context import Context, RecomputeHandle, Workspace
+from .context import CallKey, Context, RecomputeHandle, Workspace
 from .errors import InvalidArgumentError
 from .packed import row_of
 from .replay import why_not
@@ -28,7 +28,7 @@ class Saved(NamedTuple):
     """What an explicit forward keeps for its backward."""
 
     block: torch.Tensor
-    key: tuple  # shapes and options that the backward must have too
+    key: CallKey  # that the backward must have too
     refills: int  # of its context
     save_mode: str = "light"
 
@@ -141,12 +141,6 @@ def chunk_gdn_kcp(
     return apply(call, q, k, v, g, beta, None, None, None)[0]
 
 
-def _key(ctx, q, v, scale, flags: int) -> tuple:
-    """What the halves of one call have in common; the last two: who holds which tokens."""
-    shapes = (tuple(q.shape), tuple(v.shape), str(q.dtype))
-    return (*shapes, scale, flags, ctx.partition.digest, ctx.rank)
-
-
 def chunk_gdn_kcp_forward(
     q, k, v, g, beta, ctx: Context, *, scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False, deterministic: bool | None = None,
@@ -160,7 +154,7 @@ def chunk_gdn_kcp_forward(
     try:
         check_tensors(q, k, v, g, beta)
         flags = _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph)
-        key = _key(ctx, q, v, scale, flags)
+        key = CallKey.of(ctx, q, v, scale, flags)
         flags |= save_flags(save_mode)
         block = _block(workspace)
         replays = _replays(ctx, workspace, graph)
@@ -195,16 +189,10 @@ def chunk_gdn_kcp_backward(
             raise InvalidArgumentError(
                 f"saved: expected what chunk_gdn_kcp_forward returned, got {type(saved).__name__}"
             )
-        key = _key(ctx, q, v, scale, flags)
+        key = CallKey.of(ctx, q, v, scale, flags)
         if saved is not None:
             check_packing(ctx, saved.refills)
-            if saved.key != key:
-                others = saved.key[:-2] == key[:-2]
-                raise InvalidArgumentError(
-                    "saved: expected the set of a forward "
-                    + ("over this partition and rank, got one of others" if others
-                       else f"with {key[:-2]}, got one with {saved.key[:-2]}")
-                )
+            key.check(saved.key, "saved: expected the set")
             flags |= save_flags(saved.save_mode)
     except Exception as error:  # noqa: BLE001: the other ranks wait to hear of any
         refuse(ctx, error, "backward")
