@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
@@ -44,6 +45,17 @@ TEST(Memory, LayoutAligns) {
   EXPECT_EQ(layout.take(257), 256);
   EXPECT_EQ(layout.bytes(), 256 + 512);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(AlignedBuffer(100).data()) % kMemoryAlignment, 0u);
+}
+
+TEST(Memory, FillsAndCopiesEveryByteOfManyBlocks) {
+  constexpr int64_t kBytes = (int64_t{9} << 20) + 3;  // two blocks and a part of one
+  std::vector<unsigned char> from(kBytes + 1, 1), to(kBytes + 1, 1);
+  fill_bytes(from.data(), 7, kBytes);
+  copy_bytes(to.data(), from.data(), kBytes);
+  EXPECT_EQ(std::count(to.begin(), to.end(), 7), kBytes);
+  EXPECT_EQ(to.back(), 1);
+  fill_bytes(nullptr, 7, 0);
+  copy_bytes(nullptr, nullptr, 0);
 }
 
 TEST(ThreadPool, RunsEveryItemOnceAlsoNestedAndFromManyThreads) {

@@ -1,9 +1,6 @@
 // A host tensor that owns its memory; `view` is what the library is given.
 #pragma once
 
-#include <cstring>
-#include <vector>
-
 #include "base/memory.h"
 #include "gdn/tensor.h"
 
@@ -21,7 +18,7 @@ struct HostTensor {
       : view(TensorView::contiguous(nullptr, dtype, shape)) {
     buffer = AlignedBuffer(view.numel() * size_of(dtype));
     view.data = buffer.data();
-    if (buffer.bytes() > 0) std::memset(buffer.data(), fill, static_cast<size_t>(buffer.bytes()));
+    fill_bytes(buffer.data(), fill, buffer.bytes());
   }
 
   bool present() const { return view.present(); }

@@ -33,9 +33,9 @@ class AlignedBuffer {
  public:
   AlignedBuffer() = default;
   explicit AlignedBuffer(int64_t bytes)
-      : data_(bytes > 0 ? ::operator new(static_cast<size_t>(bytes),
-                                         std::align_val_t{kMemoryAlignment})
-                        : nullptr),
+      : data_(bytes > 0
+                  ? ::operator new(static_cast<size_t>(bytes), std::align_val_t{kMemoryAlignment})
+                  : nullptr),
         bytes_(bytes) {}
 
   void* data() const { return data_.get(); }
@@ -52,5 +52,9 @@ class AlignedBuffer {
   std::unique_ptr<void, Free> data_;
   int64_t bytes_ = 0;
 };
+
+// Every byte `byte`, and a copy between blocks that do not overlap, on all threads of the pool.
+void fill_bytes(void* to, int byte, int64_t bytes);
+void copy_bytes(void* to, const void* from, int64_t bytes);
 
 }  // namespace gdn

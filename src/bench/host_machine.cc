@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <cstring>
 #include <thread>
 
 #include "base/counted.h"
@@ -21,11 +20,11 @@ class HostMachine : public Machine {
 
   Result<Storage> allocate(int64_t bytes) override {
     auto buffer = std::make_shared<AlignedBuffer>(bytes);
-    if (bytes > 0) std::memset(buffer->data(), 0, static_cast<size_t>(bytes));
+    fill_bytes(buffer->data(), 0, bytes);
     return Storage{std::shared_ptr<void>(buffer, buffer->data()), bytes};
   }
   Status upload(void* to, const void* from, int64_t bytes) override {
-    if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+    copy_bytes(to, from, bytes);
     return Status::ok();
   }
   Status download(void* to, const void* from, int64_t bytes) override {

@@ -302,10 +302,13 @@ Batch widen(const Batch& batch) {
     if (!from.present()) return to;
     to.view = from.view;
     to.view.dtype = DType::kFloat64;
-    const int64_t n = from.view.numel();
-    to.buffer = AlignedBuffer(n * size_of(DType::kFloat64));
+    to.buffer = AlignedBuffer(from.view.numel() * size_of(DType::kFloat64));
     to.view.data = to.buffer.data();
-    load_row(from.view.data, from.view.dtype, 0, 1, n, to.as<double>());
+    const int64_t width = from.view.stride[0];
+    parallel_for(from.view.shape[0], [&](int64_t row, int) {
+      load_row(from.view.data, from.view.dtype, row * width, 1, width,
+               to.as<double>() + row * width);
+    });
     return to;
   };
   Batch result;

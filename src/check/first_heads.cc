@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "base/thread_pool.h"
+
 namespace gdn {
 namespace {
 
@@ -22,10 +24,10 @@ HostTensor first(const HostTensor& from, int head_axis, int64_t heads) {
   const int64_t step = from.view.shape[head_axis] * width * element;
   to.buffer = AlignedBuffer(rows * bytes);
   to.view.data = to.buffer.data();
-  for (int64_t row = 0; row < rows && bytes > 0; ++row) {
+  parallel_for(bytes > 0 ? rows : 0, [&](int64_t row, int) {
     std::memcpy(to.as<std::byte>() + row * bytes, from.as<std::byte>() + row * step,
                 static_cast<size_t>(bytes));
-  }
+  });
   return to;
 }
 

@@ -1,5 +1,6 @@
 #include <vector>
 
+#include "base/memory.h"
 #include "check/place.h"
 
 namespace gdn {
@@ -12,11 +13,11 @@ class HostPlace final : public Place {
   Result<TensorView> out(const HostTensor& tensor) override { return tensor.view; }
   Result<Memory> block(int64_t bytes) override {
     AlignedBuffer& buffer = blocks_.emplace_back(bytes);
-    if (bytes > 0) std::memset(buffer.data(), 0xff, static_cast<size_t>(bytes));
+    fill_bytes(buffer.data(), 0xff, bytes);
     return Memory{buffer.data(), buffer.bytes()};
   }
   Status to_host(void* host, const void* from, int64_t bytes) override {
-    if (bytes > 0) std::memcpy(host, from, static_cast<size_t>(bytes));
+    copy_bytes(host, from, bytes);
     return Status::ok();
   }
   Status from_host(void* to, const void* host, int64_t bytes) override {

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/memory.h"
+#include "base/thread_pool.h"
+
 namespace gdn {
 namespace {
 
@@ -17,22 +20,20 @@ HostTensor take_rows(const HostTensor& from, std::span<const int64_t> index, int
   const int64_t row = from.view.stride[0] * size_of(from.view.dtype);
   to.buffer = AlignedBuffer(row * rows);
   to.view.data = to.buffer.data();
-  if (to.buffer.bytes() > 0) {
-    std::memset(to.view.data, 0xff, static_cast<size_t>(to.buffer.bytes()));
-  }
-  for (size_t i = 0; i < index.size(); ++i) {
-    std::memcpy(to.as<std::byte>() + int64_t(i) * row, from.as<std::byte>() + index[i] * row,
+  fill_bytes(to.view.data, 0xff, to.buffer.bytes());
+  parallel_for(std::ssize(index), [&](int64_t i, int) {
+    std::memcpy(to.as<std::byte>() + i * row, from.as<std::byte>() + index[i] * row,
                 static_cast<size_t>(row));
-  }
+  });
   return to;
 }
 
 void put_rows(const HostTensor& from, std::span<const int64_t> index, HostTensor& to) {
   const int64_t row = to.view.stride[0] * size_of(to.view.dtype);
-  for (size_t i = 0; i < index.size(); ++i) {
-    std::memcpy(to.as<std::byte>() + index[i] * row, from.as<std::byte>() + int64_t(i) * row,
+  parallel_for(std::ssize(index), [&](int64_t i, int) {
+    std::memcpy(to.as<std::byte>() + index[i] * row, from.as<std::byte>() + i * row,
                 static_cast<size_t>(row));
-  }
+  });
 }
 
 // A tensor like `view`, every byte 0xff (NaN), so that an element nobody writes shows.
@@ -47,9 +48,7 @@ HostTensor poisoned(const TensorView& view) {
   }
   tensor.buffer = AlignedBuffer(step * size_of(view.dtype));
   tensor.view.data = tensor.buffer.data();
-  if (tensor.buffer.bytes() > 0) {
-    std::memset(tensor.view.data, 0xff, static_cast<size_t>(tensor.buffer.bytes()));
-  }
+  fill_bytes(tensor.view.data, 0xff, tensor.buffer.bytes());
   return tensor;
 }
 
@@ -57,8 +56,7 @@ HostTensor poisoned(const TensorView& view) {
 void zero_rows_from(int64_t first, HostTensor& to) {
   if (!to.present()) return;
   const int64_t row = to.view.stride[0] * size_of(to.view.dtype);
-  std::memset(to.as<std::byte>() + first * row, 0,
-              static_cast<size_t>((to.view.shape[0] - first) * row));
+  fill_bytes(to.as<std::byte>() + first * row, 0, (to.view.shape[0] - first) * row);
 }
 
 Batch local_batch(const Batch& batch, std::span<const int64_t> rows, int64_t tokens) {

@@ -4,8 +4,9 @@
 # Usage: tests/gpu/workloads.sh GDN [LETTER[:HEADS]...] [-- flags of gdn check]
 # GDN: the command, built with CUDA. HEADS: of the 16 key heads, the first ones that are compared
 # (the run has all). A machine of 128 GiB takes A:6 and the like; without letters, all of A to N so.
-# WORKLOADS_SECONDS (default 150) is what one may take. WORKLOADS_LOGS (default: a new folder of
-# /tmp) keeps what the command printed. Exit status 1 if one missed a bar or did not end.
+# WORKLOADS_BACKEND (default cuda-sm90a) is checked, WORKLOADS_SECONDS (default 150) is what one may
+# take, WORKLOADS_LOGS (default: a new folder of /tmp) keeps what the command printed. Exit status 1
+# if one missed a bar or did not end.
 set -uo pipefail
 gdn=$1
 shift
@@ -26,8 +27,9 @@ for one in "${letters[@]}"; do
   letter=${one%%:*} heads=() rc=0 began=$SECONDS
   [[ $one == *:* ]] && heads=(--reference-heads "${one#*:}")
   log=$logs/$letter.txt
-  timeout "${WORKLOADS_SECONDS:-150}" "$gdn" check --workload "$letter" --reference cpu "${heads[@]}" \
-    "${flags[@]}" >"$log" 2>&1 || rc=$?
+  timeout "${WORKLOADS_SECONDS:-150}" "$gdn" check --workload "$letter" \
+    --backend "${WORKLOADS_BACKEND:-cuda-sm90a}" --reference cpu \
+    "${heads[@]}" "${flags[@]}" >"$log" 2>&1 || rc=$?
   grep -h FAIL "$log"
   printf '%s %s: %s, %d s; rel-RMS' "$letter" "${heads[*]:-all heads}" \
     "$([[ $rc == 0 ]] && echo passed || echo "exit $rc")" $((SECONDS - began))
