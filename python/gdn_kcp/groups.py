@@ -8,6 +8,7 @@ that has begun may be settled later: what needs no other rank runs meanwhile.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from datetime import timedelta
@@ -16,6 +17,7 @@ from typing import Any, Callable
 import torch
 import torch.distributed as dist
 
+from . import board
 from .errors import Error, InvalidArgumentError, PeerFailedError, packed, unpacked
 
 Settle = Callable[[], None]  # ends an agreement: raises what any rank has to say
@@ -85,11 +87,44 @@ def _control_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     return made
 
 
+# By the group in which ranks agree: the memory that they share, or None where they are on several hosts.
+_boards: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def _timeout_of(control: dist.ProcessGroup) -> float:
+    """Of a group with gloo, in seconds."""
+    try:
+        return control._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+    except (AttributeError, RuntimeError):  # a torch that does not tell
+        return _CONTROL_TIMEOUT.total_seconds()
+
+
+def _board(control: dist.ProcessGroup) -> board.Board | None:
+    """The memory that the ranks of ``control`` share; made once, by all of them."""
+    if control in _boards:
+        return _boards[control]
+    rank, size = dist.get_rank(control), dist.get_world_size(control)
+    with _peers():
+        made: list[Any] = [board.create(size) if rank == 0 else None]
+        dist.broadcast_object_list(made, dist.get_global_rank(control, 0), group=control)
+        mine = None
+        with contextlib.suppress(OSError):  # of another host
+            if made[0] is not None:
+                mine = board.Board(*made[0], rank, size, _timeout_of(control))
+        have = [False] * size
+        dist.all_gather_object(have, mine is not None, group=control)
+    if rank == 0 and made[0] is not None:
+        os.unlink(made[0][0])
+    _boards[control] = mine if all(have) else None
+    return _boards[control]
+
+
 class TorchMember:
     """A rank of a torch.distributed group: gloo for CPU tensors, NCCL for CUDA tensors.
 
-    Ranks agree over a CPU backend: the group's own (gloo, or the default ``cpu:gloo,cuda:nccl``), or a
-    gloo group that the first context of the group makes beside it.
+    Ranks agree in memory that they share where all are on one host. Otherwise, and to make that memory
+    and to pass errors on, they use a CPU backend: the group's own (gloo, or the default
+    ``cpu:gloo,cuda:nccl``), or a gloo group that the first context of the group makes beside it.
     """
 
     def __init__(self, group: dist.ProcessGroup):
@@ -99,29 +134,54 @@ class TorchMember:
         if self.rank < 0:
             raise InvalidArgumentError("group: expected one that this process is in")
         self._control = _control_group(group)
+        self._board = _board(self._control)
 
     def agree(self, error: Exception | None, digest: int, what: str) -> None:
         self.begin_agreement(error, digest, what)()
 
     def begin_agreement(self, error: Exception | None, digest: int, what: str) -> Settle:
-        digest &= (1 << 62) - 1  # so that its negative fits too
-        state = torch.tensor([error is not None, digest, -digest], dtype=torch.int64)
-        with _peers():
-            work = dist.all_reduce(state, dist.ReduceOp.MAX, group=self._control, async_op=True)
+        begin = self._begin_over_gloo if self._board is None else self._begin_on_board
+        result = begin(error is not None, digest)
 
         def settle() -> None:
-            with _peers():
-                work.wait()
-                failed, most, least = state.tolist()
-                failures: list[Any] = [None] * self.size
-                if failed:
-                    mine = error and packed(error)
-                    dist.all_gather_object(failures, mine, group=self._control)
+            failed, same = result()
+            failures: list[Any] = [None] * self.size
+            if failed:
+                with _peers():
+                    dist.all_gather_object(failures, error and packed(error), group=self._control)
             _raise_first(failures)
-            if most != -least:
+            if not same:
                 _raise_disagreement(what)
 
         return settle
+
+    def _begin_on_board(self, failed: bool, digest: int) -> Callable[[], tuple[bool, bool]]:
+        """What will say whether any rank failed, and whether all digests are the same."""
+        bits = board.NUMBER_BITS - 1
+        turn = self._board.post(failed << bits | (digest & ((1 << bits) - 1)))
+
+        def result() -> tuple[bool, bool]:
+            try:
+                numbers = self._board.read(turn)
+            except PeerFailedError as error:
+                raise PeerFailedError(f"another rank failed, left, or never came: {error}") from None
+            return any(number >> bits for number in numbers), len(set(numbers)) == 1
+
+        return result
+
+    def _begin_over_gloo(self, failed: bool, digest: int) -> Callable[[], tuple[bool, bool]]:
+        digest &= (1 << 62) - 1  # so that its negative fits too
+        state = torch.tensor([failed, digest, -digest], dtype=torch.int64)
+        with _peers():
+            work = dist.all_reduce(state, dist.ReduceOp.MAX, group=self._control, async_op=True)
+
+        def result() -> tuple[bool, bool]:
+            with _peers():
+                work.wait()
+            failed, most, least = state.tolist()
+            return bool(failed), most == -least
+
+        return result
 
     def all_to_all(self, send, send_bytes, receive, receive_bytes) -> None:
         with _peers():

@@ -97,6 +97,20 @@ def errors_without_a_cpu_backend(rank, W, inputs):
     assert list(gdn_kcp.groups._control_groups) == [dist.group.WORLD]
 
 
+def errors_over_several_hosts(rank, W, inputs):
+    """As where ranks share no memory: one of them cannot open it, so all agree over gloo."""
+    partition = gdn_kcp.partition(CU, W)
+    opened = gdn_kcp.board.Board
+
+    def board(path, token, mine, *more):
+        return opened(path + ".gone" if mine == W - 1 else path, token, mine, *more)
+
+    with mock.patch.object(gdn_kcp.board, "Board", board):
+        ctx = gdn_kcp.build_context(partition, dist.new_group(), rank, "cpu")
+    assert ctx.member._board is None
+    errors(partition, ctx, rank, inputs)
+
+
 def without_the_last(how, rank, W, inputs):
     partition = gdn_kcp.partition(CU, W)
     group = dist.new_group(timeout=timedelta(seconds=LIMIT))
@@ -141,6 +155,7 @@ def main() -> None:
         conv(partition, ctx, rank)
     errors(partition, ctx, rank, inputs)
     errors_without_a_cpu_backend(rank, W, inputs)
+    errors_over_several_hosts(rank, W, inputs)
     dist.barrier()
     dist.destroy_process_group()
     print(f"rank {rank} of {W}: passed")
