@@ -2,6 +2,7 @@
 // (W = 1), in-process threads, NCCL, MPI (gdn/mpi.h); the caller may bring its own.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -65,8 +66,19 @@ std::vector<std::unique_ptr<Communicator>> make_thread_communicators(
 Result<std::unique_ptr<Communicator>> make_nccl_communicator(void* nccl_comm,
                                                              Communicator* host = nullptr);
 
-// The same over a new ncclComm_t of host's ranks, each on its thread's current device. The unique
-// id travels through `host`. Every rank calls this; an error on one is an error on all.
+// An ncclUniqueId: one rank makes it, and hands it to the others by whatever it has.
+struct NcclId {
+  std::array<std::byte, 128> bytes{};
+};
+Result<NcclId> make_nccl_id();
+
+// The same over a new ncclComm_t, on the thread's current device; it goes with the communicator.
+// Every one of `size` ranks calls this with the same id, and waits in NCCL for the others.
+Result<std::unique_ptr<Communicator>> make_nccl_communicator(const NcclId& id, int rank, int size,
+                                                             Communicator* host = nullptr);
+
+// The same for the ranks of `host`, through which the id travels; an error on one is an error on
+// all.
 Result<std::unique_ptr<Communicator>> make_nccl_communicator(Communicator& host);
 
 }  // namespace gdn

@@ -142,6 +142,10 @@ class Call {
   // Runs (on a device: enqueues) up to the next collective. message.kind == kNone: all is done.
   Status advance(Message& message);
 
+  // Runs to the end: `message`, which advance() asked for last (none: from where it stands), and
+  // all that follow, over `comm` on the call's stream.
+  Status complete(Communicator& comm, Stream stream, Message message = {});
+
  private:
   struct State;
   explicit Call(std::unique_ptr<State> state);

@@ -89,6 +89,11 @@ Tensor usable_saved(const Tensor& saved, gdn::Device device) {
   return aligned;
 }
 
+Registry<Pending>& pendings() {
+  static auto* registry = new Registry<Pending>;
+  return *registry;
+}
+
 Tensor workspace_for(const MaybeTensor& given, int64_t bytes, gdn::Device device) {
   if (!given) return aligned_bytes(bytes, device);
   if (!(device_of(*given) == device)) {
@@ -153,6 +158,7 @@ Forward start_forward(Session& session, const Inputs& in, const MaybeTensor& wor
   auto pending = std::make_shared<Pending>();
   pending->prepared = session.prepare(problem, in.flags);
   const gdn::Stream stream = current_stream(problem.device);
+  pending->stream = stream;
   pending->read.emplace(pending->prepared, stream);
   if (session.is_cached()) keep_if_captured(pending->prepared, stream);
   const gdn::Context& context = pending->prepared->context;
@@ -204,6 +210,7 @@ Gradients start_backward(Session& session, const Inputs& in, const MaybeTensor& 
   auto pending = std::make_shared<Pending>();
   pending->prepared = session.prepare(problem, in.flags);
   const gdn::Stream stream = current_stream(problem.device);
+  pending->stream = stream;
   pending->read.emplace(pending->prepared, stream);
   if (session.is_cached()) keep_if_captured(pending->prepared, stream);
   const Prepared& prepared = *pending->prepared;
@@ -265,6 +272,18 @@ Gradients start_backward(Session& session, const Inputs& in, const MaybeTensor& 
   out.pending = pending;
   return out;
 }
+
+int64_t keep_pending(std::shared_ptr<Pending> pending) {
+  return pendings().add(std::move(pending));
+}
+
+std::shared_ptr<Pending> pending_at(int64_t handle) {
+  auto pending = pendings().get(handle);
+  if (!pending) raise(ErrorCode::kInternal, "call: expected one that is under way");
+  return pending;
+}
+
+void forget_pending(int64_t handle) { pendings().take(handle); }
 
 void finish(Pending& pending) {
   const auto guard = guard_for(pending.prepared->context.problem().device);

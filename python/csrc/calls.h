@@ -28,10 +28,16 @@ struct Pending {
   std::shared_ptr<const Prepared> prepared;
   std::vector<Tensor> kept;    // inputs and outputs
   std::vector<Tensor> blocks;  // workspace and saved set: where messages lie
+  gdn::Stream stream;
   std::optional<TablesRead> read;
   std::optional<gdn::Call> call;
   gdn::Message message;
 };
+
+// Calls that were begun, by the handle that Python has.
+int64_t keep_pending(std::shared_ptr<Pending> pending);
+std::shared_ptr<Pending> pending_at(int64_t handle);  // an error where there is none
+void forget_pending(int64_t handle);
 
 struct Forward {
   Tensor o;

@@ -110,7 +110,15 @@ class Context:
         )
 
     def __repr__(self) -> str:
-        return f"Context(rank {self.rank} of {self.partition!r} on {self.device})"
+        return (
+            f"Context(rank {self.rank} of {self.partition!r} on {self.device}, "
+            f"collectives: {self.collectives})"
+        )
+
+    @property
+    def collectives(self) -> str:
+        """Whose run the calls' collectives: none, threads, torch.distributed or nccl (this library's)."""
+        return self.member.collectives
 
     def token_indices(self) -> torch.Tensor:
         """The global row of every local row, on the context's device."""
@@ -214,6 +222,7 @@ def build_context(
     except Exception as raised:  # noqa: BLE001: the other ranks wait to hear of any
         error = typed(raised) if isinstance(raised, RuntimeError) else raised
     member.agree(error, digest, "partition")
+    member.open(context.device)
     return context
 
 

@@ -2,7 +2,8 @@
 
 A member offers ``all_to_all`` and ``all_gather`` over blocks of bytes, and ``agree``: before the
 first collective of a call all ranks learn whether any of them failed, so that none hangs. An agreement
-that has begun may be settled later: what needs no other rank runs meanwhile.
+that has begun may be settled later: what needs no other rank runs meanwhile. A member with a
+``communicator`` of the library's own lets that do a call's collectives.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from . import board
+from ._library import ops
 from .errors import Error, InvalidArgumentError, PeerFailedError, packed, unpacked
 
 Settle = Callable[[], None]  # ends an agreement: raises what any rank has to say
@@ -25,6 +27,11 @@ Settle = Callable[[], None]  # ends an agreement: raises what any rank has to sa
 
 class _AgreesAtOnce:
     """A member whose agreements are settled when they begin."""
+
+    communicator = 0
+
+    def open(self, device: torch.device) -> None:
+        """Nothing to open."""
 
     def begin_agreement(self, error: Exception | None, digest: int, what: str) -> Settle:
         self.agree(error, digest, what)
@@ -35,6 +42,7 @@ class Solo(_AgreesAtOnce):
     """One rank: nobody to talk to."""
 
     rank, size = 0, 1
+    collectives = "none"
 
     def agree(self, error: Exception | None, digest: int, what: str) -> None:
         if error is not None:
@@ -119,8 +127,48 @@ def _board(control: dist.ProcessGroup) -> board.Board | None:
     return _boards[control]
 
 
+# By group and device index: the library's own communicator of NCCL, a handle of its ops; 0: none. They
+# stay for as long as the process, since leaving one waits for the other ranks.
+_communicators: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def _takes_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether ``group`` would use NCCL, and the environment does not ask for torch's collectives."""
+    return (
+        device.type == "cuda"
+        and "nccl" in str(dist.get_backend_config(group))
+        and os.environ.get("GDN_COLLECTIVES") != "torch"
+    )
+
+
+def _new_communicator(group, control, device: torch.device) -> int:
+    """A communicator of all ranks of ``group``, or 0 on all of them."""
+    rank, size = dist.get_rank(control), dist.get_world_size(control)
+
+    def all_ranks(value):
+        values = [None] * size
+        dist.all_gather_object(values, value, group=control)
+        return values
+
+    identity = None
+    if rank == 0:
+        with contextlib.suppress(RuntimeError):  # a process without NCCL
+            identity = ops.nccl_id()
+    offers = all_ranks((_takes_nccl(group, device), identity))
+    if offers[0][1] is None or not all(takes for takes, _ in offers):
+        return 0
+    made = 0
+    with contextlib.suppress(RuntimeError):
+        made = ops.nccl_join(offers[0][1], rank, size, torch.empty(0, device=device))
+    return made if all(all_ranks(made)) else 0
+
+
 class TorchMember:
     """A rank of a torch.distributed group: gloo for CPU tensors, NCCL for CUDA tensors.
+
+    Beside a group of NCCL the ranks have a communicator of NCCL of the library's own, which enqueues a
+    call's collectives on the call's stream; ``GDN_COLLECTIVES=torch`` leaves them to torch.distributed, as
+    does a process whose NCCL is not found.
 
     Ranks agree in memory that they share where all are on one host. Otherwise, and to make that memory
     and to pass errors on, they use a CPU backend: the group's own (gloo, or the default
@@ -133,8 +181,21 @@ class TorchMember:
         self.size = dist.get_world_size(group)
         if self.rank < 0:
             raise InvalidArgumentError("group: expected one that this process is in")
+        self.communicator = 0
         self._control = _control_group(group)
         self._board = _board(self._control)
+
+    def open(self, device: torch.device) -> None:
+        """Makes, or finds, the communicator for tensors on ``device``; every rank calls this."""
+        known = _communicators.setdefault(self.group, {})
+        if device not in known:
+            with _peers():
+                known[device] = _new_communicator(self.group, self._control, device)
+        self.communicator = known[device]
+
+    @property
+    def collectives(self) -> str:
+        return "nccl" if self.communicator else "torch.distributed"
 
     def agree(self, error: Exception | None, digest: int, what: str) -> None:
         self.begin_agreement(error, digest, what)()
@@ -255,6 +316,8 @@ class InProcessGroup:
 
 class ThreadMember(_AgreesAtOnce):
     """One rank of an :class:`InProcessGroup`."""
+
+    collectives = "threads"
 
     def __init__(self, group: InProcessGroup, rank: int):
         self.group, self.rank, self.size = group, rank, group.size

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <thread>
 
@@ -27,6 +28,9 @@ class NcclCommunicator final : public Communicator {
     // Destroying waits for the peers; after a failure there may be none.
     static_cast<void>(failed_ ? api_.CommAbort(comm_) : api_.CommDestroy(comm_));
   }
+
+  // Some rank has no communicator: nobody waits for it any more.
+  void give_up() { failed_ = true; }
 
   const char* name() const override { return "nccl"; }
   int rank() const override { return shape_.rank; }
@@ -155,27 +159,40 @@ Result<std::unique_ptr<Communicator>> make_nccl_communicator(void* nccl_comm, Co
       std::make_unique<NcclCommunicator>(**api, nccl_comm, shape, host, /*owned=*/false));
 }
 
-Result<std::unique_ptr<Communicator>> make_nccl_communicator(Communicator& host) {
+Result<NcclId> make_nccl_id() {
   const Result<const nccl::Api*> api = nccl::api();
-  GDN_RETURN_IF_ERROR(host.agree(api.status()));
-  nccl::UniqueId id{};
-  Status made;
-  if (host.rank() == 0) made = nccl::check(**api, (*api)->GetUniqueId(&id), "ncclGetUniqueId");
-  GDN_RETURN_IF_ERROR(host.agree(made));
-  std::vector<int64_t> bytes(host.size(), 0);
-  bytes[0] = sizeof(id);
-  nccl::UniqueId shared{};
-  GDN_RETURN_IF_ERROR(host.all_gather(&id, &shared, bytes, {}));
+  if (!api) return api.status();
+  nccl::UniqueId made{};
+  GDN_RETURN_IF_ERROR(nccl::check(**api, (*api)->GetUniqueId(&made), "ncclGetUniqueId"));
+  return NcclId{std::bit_cast<decltype(NcclId::bytes)>(made.bytes)};
+}
+
+Result<std::unique_ptr<Communicator>> make_nccl_communicator(const NcclId& id, int rank, int size,
+                                                             Communicator* host) {
+  const Result<const nccl::Api*> api = nccl::api();
+  if (!api) return api.status();
   nccl::Comm comm = nullptr;
-  const NcclCommunicator::Shape shape{host.rank(), host.size()};
-  const Status status = nccl::check(
-      **api, (*api)->CommInitRank(&comm, shape.size, shared, shape.rank), "ncclCommInitRank");
-  if (const Status all = host.agree(status); !all) {
-    if (status) static_cast<void>((*api)->CommAbort(comm));
+  GDN_RETURN_IF_ERROR(nccl::check(
+      **api, (*api)->CommInitRank(&comm, size, std::bit_cast<nccl::UniqueId>(id.bytes), rank),
+      "ncclCommInitRank"));
+  return std::unique_ptr<Communicator>(std::make_unique<NcclCommunicator>(
+      **api, comm, NcclCommunicator::Shape{rank, size}, host, /*owned=*/true));
+}
+
+Result<std::unique_ptr<Communicator>> make_nccl_communicator(Communicator& host) {
+  GDN_RETURN_IF_ERROR(host.agree(nccl::api().status()));
+  Result<NcclId> id = host.rank() == 0 ? make_nccl_id() : NcclId{};
+  GDN_RETURN_IF_ERROR(host.agree(id.status()));
+  std::vector<int64_t> bytes(host.size(), 0);
+  bytes[0] = sizeof(NcclId);
+  NcclId shared;
+  GDN_RETURN_IF_ERROR(host.all_gather(&*id, &shared, bytes, {}));
+  auto made = make_nccl_communicator(shared, host.rank(), host.size(), &host);
+  if (const Status all = host.agree(made.status()); !all) {
+    if (made) static_cast<NcclCommunicator&>(**made).give_up();
     return all;
   }
-  return std::unique_ptr<Communicator>(
-      std::make_unique<NcclCommunicator>(**api, comm, shape, &host, /*owned=*/true));
+  return made;
 }
 
 }  // namespace gdn

@@ -220,6 +220,24 @@ Status Call::advance(Message& message) {
   return Status::ok();
 }
 
+Status Call::complete(Communicator& comm, Stream stream, Message m) {
+  do {
+    switch (m.kind) {
+      case Message::Kind::kNone:
+        break;
+      case Message::Kind::kAllGather:
+        GDN_RETURN_IF_ERROR(comm.all_gather(m.send, m.receive, m.receive_bytes, stream));
+        break;
+      case Message::Kind::kAllToAll:
+        GDN_RETURN_IF_ERROR(
+            comm.all_to_all(m.send, m.send_bytes, m.receive, m.receive_bytes, stream));
+        break;
+    }
+    GDN_RETURN_IF_ERROR(advance(m));
+  } while (m.kind != Message::Kind::kNone);
+  return Status::ok();
+}
+
 namespace {
 
 // Runs a call to its end over the context's communicator. A call that could not begin on one rank
@@ -231,21 +249,7 @@ Status complete(const Context& context, Result<Call> call, Stream stream) {
             "context: made without a communicator; drive a Call with your own collectives"};
   }
   GDN_RETURN_IF_ERROR(comm->agree(call.status()));
-  for (;;) {
-    Message m;
-    GDN_RETURN_IF_ERROR(call->advance(m));
-    switch (m.kind) {
-      case Message::Kind::kNone:
-        return Status::ok();
-      case Message::Kind::kAllGather:
-        GDN_RETURN_IF_ERROR(comm->all_gather(m.send, m.receive, m.receive_bytes, stream));
-        break;
-      case Message::Kind::kAllToAll:
-        GDN_RETURN_IF_ERROR(
-            comm->all_to_all(m.send, m.send_bytes, m.receive, m.receive_bytes, stream));
-        break;
-    }
-  }
+  return call->complete(*comm, stream);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
-"""Ranks of a group of NCCL alone, through PyTorch, on as many GPUs: that every rank hears what one brings wrong, before the
-first collective, that the next call works, and what the agreement costs.
-torchrun --nproc-per-node W tests/gpu/nccl_ranks.py [CALLS]. Exit status 1 if an error is not heard."""
+"""Ranks of a group of NCCL alone, through PyTorch, on as many GPUs: that the library's own communicator gives the bits of
+torch's collectives, that every rank hears what one brings wrong, before the first collective, that the next call
+works, and what a call, its agreement and either kind of collectives take.
+torchrun --nproc-per-node W tests/gpu/nccl_ranks.py [CALLS]. Exit status 1 if bits differ or an error is not heard."""
 
 import os
 import statistics
@@ -19,6 +20,7 @@ device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
 torch.cuda.set_device(device)
 dist.init_process_group("nccl", device_id=device)
 group = dist.group.WORLD
+others = dist.new_group()  # of the same ranks: a group has one kind of collectives
 
 
 def operands(tokens: int, heads: tuple[int, int]) -> dict[str, torch.Tensor]:
@@ -35,10 +37,11 @@ def operands(tokens: int, heads: tuple[int, int]) -> dict[str, torch.Tensor]:
     return {name: value.requires_grad_() for name, value in x.items()}
 
 
-def step(x, context, backward: bool) -> None:
+def step(x, context, backward: bool) -> list[torch.Tensor]:
     o = gdn_kcp.chunk_gdn_kcp(*[x[name] for name in NAMES], context, use_qk_l2norm_in_kernel=True)
-    if backward:
-        torch.autograd.grad(o, [x[name] for name in NAMES], torch.ones_like(o))
+    if not backward:
+        return [o]
+    return [o, *torch.autograd.grad(o, [x[name] for name in NAMES], torch.ones_like(o))]
 
 
 def heard(what: str, call, expected: str) -> bool:
@@ -72,15 +75,20 @@ def errors(context, x, wrong: int) -> bool:
     return ok
 
 
-def times(x, context, calls: int) -> list[str]:
+def times(x, own, torchs, calls: int) -> list[str]:
+    """Of a call from an empty queue, the slowest rank's median; on the host until the call returns."""
     agree = TorchMember.begin_agreement
-    arms = {"agrees": agree, "does not": lambda *_: lambda: None}
+    arms = {
+        "own NCCL": (own, agree),
+        "without agreement": (own, lambda *_: lambda: None),
+        "torch's collectives": (torchs, agree),
+    }
     rows = []
     for what, backward in (("forward", False), ("forward + backward", True)):
         gpu = {name: [] for name in arms}
         host = {name: [] for name in arms}
         for name in (*arms, *reversed(arms)) * 2:
-            TorchMember.begin_agreement = arms[name]
+            context, TorchMember.begin_agreement = arms[name]
             for call in range(calls):
                 dist.barrier(device_ids=[device.index])
                 torch.cuda.synchronize()
@@ -96,9 +104,11 @@ def times(x, context, calls: int) -> list[str]:
                     host[name].append(spent)
         TorchMember.begin_agreement = agree
         for name in arms:
-            slowest = torch.tensor([statistics.median(gpu[name]), statistics.median(host[name])], device=device)
+            medians = [statistics.median(gpu[name]), statistics.median(host[name])]
+            slowest = torch.tensor(medians, device=device)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-            rows.append("{:18} {:9} on the GPU {:7.0f} us, on the host {:5.0f} us".format(what, name, *slowest.tolist()))
+            rows.append("{:18} {:19} {:6.0f} us on the GPU, {:5.0f} on the host".format(
+                what, name, *slowest.tolist()))
     return rows
 
 
@@ -109,18 +119,26 @@ def main() -> int:
                                     ("N", (2048, 3000, 3144), (2, 6))):
         cu = torch.tensor([0, *documents]).cumsum(0)
         partition = gdn_kcp.partition(cu, size, "zigzag")
-        context = gdn_kcp.build_context(partition, group, rank, device)
+        os.environ.pop("GDN_COLLECTIVES", None)
+        own = gdn_kcp.build_context(partition, group, rank, device)
+        os.environ["GDN_COLLECTIVES"] = "torch"
+        torchs = gdn_kcp.build_context(partition, others, rank, device)
+        assert (own.collectives, torchs.collectives) == ("nccl", "torch.distributed"), own
         x = operands(partition.local_tokens(rank), heads)
-        step(x, context, True)
+        for name, a, b in zip(("o", *("d" + name for name in NAMES)), step(x, own, True), step(x, torchs, True)):
+            if not torch.equal(a, b):
+                print(f"rank {rank}, {shape}: {name} differs between the collectives", flush=True)
+                passed = False
         for wrong in range(size):
-            passed &= errors(context, x, wrong)
-        for row in times(x, context, calls):
+            for context in (own, torchs):
+                passed &= errors(context, x, wrong)
+        for row in times(x, own, torchs, calls):
             if rank == 0:
                 print(f"{shape} over {size} ranks, zigzag: {row}", flush=True)
     verdict = torch.tensor(int(passed), device=device)
     dist.all_reduce(verdict, op=dist.ReduceOp.MIN)
     if rank == 0:
-        print("errors: every rank heard each" if verdict.item() else "errors: FAILED", flush=True)
+        print("passed" if verdict.item() else "FAILED", flush=True)
     dist.destroy_process_group()
     return 0 if verdict.item() else 1
 

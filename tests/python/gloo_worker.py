@@ -111,6 +111,25 @@ def errors_over_several_hosts(rank, W, inputs):
     errors(partition, ctx, rank, inputs)
 
 
+def own_communicator(rank, W, inputs, want, do):
+    """The library's own calls of NCCL, here of a stand-in on host memory, in place of torch's."""
+    group = dist.new_group()
+    with mock.patch.object(gdn_kcp.groups, "_takes_nccl", lambda group, device: rank < W - 1):
+        ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, W), group, rank, "cpu")
+    assert ctx.collectives == "torch.distributed"  # one rank without: all without
+    group = dist.new_group()
+    with mock.patch.object(gdn_kcp.groups, "_takes_nccl", lambda group, device: True):
+        for layout in LAYOUTS:
+            partition = gdn_kcp.partition(CU, W, layout)
+            ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
+            assert ctx.collectives == "nccl"
+            check(partition, ctx, rank, inputs, want, do, "non-reentrant", "auto")
+            for exchange in ("allgather", "a2a"):
+                check(partition, ctx, rank, inputs, want, do, "plain", exchange)
+            same_bits_as_threads(partition, ctx, rank, inputs, do)
+    errors(partition, ctx, rank, inputs)
+
+
 def without_the_last(how, rank, W, inputs):
     partition = gdn_kcp.partition(CU, W)
     group = dist.new_group(timeout=timedelta(seconds=LIMIT))
@@ -156,6 +175,8 @@ def main() -> None:
     errors(partition, ctx, rank, inputs)
     errors_without_a_cpu_backend(rank, W, inputs)
     errors_over_several_hosts(rank, W, inputs)
+    if "GDN_NCCL_LIBRARY" in os.environ:
+        own_communicator(rank, W, inputs, want, do)
     dist.barrier()
     dist.destroy_process_group()
     print(f"rank {rank} of {W}: passed")

@@ -11,13 +11,17 @@ import pytest
 HERE = Path(__file__).resolve().parent
 
 
-def run_processes(W, *arguments):
+# A stand-in of libnccl.so.2 on host memory (build/.../src/comm/libfake_nccl.so).
+FAKE_NCCL = os.environ.get("GDN_FAKE_NCCL")
+
+
+def run_processes(W, *arguments, **more):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     path = os.pathsep.join([str(HERE), *sys.path])
     env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(W),
-           "PYTHONPATH": path, "GDN_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+           "PYTHONPATH": path, "GDN_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **more}
     workers = [
         subprocess.Popen([sys.executable, HERE / "gloo_worker.py", *arguments],
                          env={**env, "RANK": str(rank)},
@@ -38,6 +42,12 @@ def run_processes(W, *arguments):
 @pytest.mark.parametrize("W", [2, 3, 4])
 def test_processes(W):
     run_processes(W)
+
+
+@pytest.mark.skipif(not FAKE_NCCL, reason="GDN_FAKE_NCCL names no stand-in of libnccl.so.2")
+@pytest.mark.parametrize("W", [2, 3])
+def test_processes_with_nccl_of_the_librarys_own(W):
+    run_processes(W, GDN_NCCL_LIBRARY=FAKE_NCCL)
 
 
 @pytest.mark.parametrize("how", ["leaves", "never comes"])
