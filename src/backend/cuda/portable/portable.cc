@@ -143,8 +143,9 @@ class CudaPortableBackend final : public Backend {
       return fmt::format("q, k, v: expected bfloat16, got {}", to_string(problem.operand));
     }
     if (problem.dim_k != problem.dim_v || (problem.dim_k != 64 && problem.dim_k != 128)) {
-      return fmt::format("head dims: expected K = V = 64 or 128, got K = {}, V = {}", problem.dim_k,
-                         problem.dim_v);
+      return fmt::format(
+          "head dims: expected K = V = 64 or 128 (pad smaller ones with zeros), got K = {}, V = {}",
+          problem.dim_k, problem.dim_v);
     }
     const DeviceFacts& facts = device_facts(problem.device.index);
     if (facts.compute_capability == 0) {
