@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from . import head_dims
 from ._library import ops
 from .context import CallKey
 from .errors import InvalidArgumentError, UnsupportedError, typed
@@ -20,7 +21,7 @@ class Call:
 
     __slots__ = (
         "ctx", "cu_seqlens", "scale", "flags", "want_final", "workspace", "save", "again", "packed",
-        "handle", "key", "replays", "refills",
+        "handle", "key", "replays", "refills", "padding",
     )
 
     def __init__(self, ctx, cu_seqlens, scale, flags, want_final=False, workspace=None, save=True):
@@ -37,6 +38,7 @@ class Call:
         self.key = None
         self.replays = None  # replay.Replays, or None: run as it is
         self.refills = 0 if ctx is None else ctx.refills
+        self.padding = None  # head_dims.Padding of q, k, v and the states, for last_path()
 
     def eager(self) -> Call:
         """The same call without graphs."""
@@ -134,6 +136,7 @@ def _begin(call: Call, op, args: tuple, q, v, what: str, kind: int):
 def run_forward(call: Call, inputs: tuple, save: bool):
     """(o, final_state, saved) of ``inputs`` = q, k, v, g, beta, A_log, dt_bias, initial_state."""
     ctx = call.ctx
+    head_dims.last_padding = call.padding
     if call.replays is not None and call.again is None:
         eager = call.eager()
         return call.replays.call(
@@ -160,6 +163,7 @@ def run_forward(call: Call, inputs: tuple, save: bool):
 def run_backward(call: Call, inputs: tuple, do, dfinal_state, saved, packed: bool):
     """Gradients of ``inputs``, in their order; those of absent operands have no elements."""
     ctx = call.ctx
+    head_dims.last_padding = call.padding
     if call.replays is not None:
         eager = call.eager()
         return call.replays.call(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from . import head_dims
 from . import traced  # noqa: F401: registers what torch.compile needs
 from ._library import (
     BETA_SIGMOID,
@@ -16,7 +17,7 @@ from ._library import (
 )
 from .autograd import Call, apply, autocast, check_deterministic, check_tensors, refuse
 from .context import Context
-from .errors import InvalidArgumentError, typed
+from .errors import Error, InvalidArgumentError, typed
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -69,6 +70,25 @@ def _check_context(ctx, cu_seqlens, cu_seqlens_cpu) -> None:
                 f"{name}: expected none beside cp_context, or its own offsets, local or global, "
                 f"got others of {cu.numel()} entries"
             )
+
+
+def _run(inputs, ctx, cu_seqlens, cu_seqlens_cpu, options, padding=None):
+    """(o, final_state or None) of ``inputs`` = q, k, v, g, beta, A_log, dt_bias, initial_state and
+    ``options`` = scale, flags, output_final_state; ``padding``: what q, k and v had before."""
+    scale, flags, want_final = options
+    if ctx is None and torch.compiler.is_compiling():
+        cu = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
+        o, final_state = ops.chunk(*inputs, cu, scale, flags, want_final)
+        return o, final_state if want_final else None
+    cu = None
+    if ctx is None:
+        try:
+            cu = host_cu_seqlens(cu_seqlens, cu_seqlens_cpu)
+        except RuntimeError as error:
+            raise typed(error) from None
+    call = Call(ctx, cu, scale, flags | KEEP_WHERE_LIGHT, want_final)
+    call.padding = padding
+    return apply(call, *inputs)
 
 
 def chunk_gated_delta_rule(
@@ -124,7 +144,13 @@ def chunk_gated_delta_rule(
             reduce them over ranks as those of any replicated parameter.
         deterministic: accepted; every path is deterministic.
 
-    Strided views are taken as they are: unit innermost stride, head stride = head dim.
+    Head dims: a CPU takes any. The GPU's kernels take K = V = 64 or 128; bf16 rows of other dims up to
+    128 are padded with zeros to the least of the two that holds both, which changes no result and
+    which ``last_path().padding`` tells. It costs a copy of q, k, v (kept for the backward), o and the
+    states and of the gradient of each, and time and memory are those of the padded dims. Larger ones
+    are refused.
+
+    Strided views are otherwise taken as they are: unit innermost stride, head stride = head dim.
 
     For its backward it keeps what ``save_mode="light_akk"`` of :func:`chunk_gdn_kcp` does where that is
     at most 132 bytes a token and value head (on cuda-sm90a), else what ``"light"`` does.
@@ -163,20 +189,20 @@ def chunk_gated_delta_rule(
         if cp_context is not None:
             _check_context(cp_context, cu_seqlens, cu_seqlens_cpu)
         q, k, v = autocast(q.device.type, q, k, v)
+        padding = head_dims.padding_of(q, v)
+        if padding is not None:
+            padding.check(k, initial_state, state_v_first)
+            scale = padding.dim_k**-0.5 if scale is None else scale
+            q, k, v = padding.keys(q), padding.keys(k), padding.values(v)
+            initial_state = padding.states(initial_state, state_v_first)
     except Exception as error:  # noqa: BLE001: the other ranks wait to hear of any
         refuse(cp_context, error, "forward")
-    if cp_context is not None:
-        call = Call(cp_context, None, scale, flags | KEEP_WHERE_LIGHT, output_final_state)
-        return apply(call, q, k, v, g, beta, A_log, dt_bias, initial_state)
-    if torch.compiler.is_compiling():
-        cu = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
-        o, final_state = ops.chunk(
-            q, k, v, g, beta, A_log, dt_bias, initial_state, cu, scale, flags, output_final_state
-        )
-        return o, final_state if output_final_state else None
+    inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state)
+    options = (scale, flags, output_final_state)
+    if padding is None:
+        return _run(inputs, cp_context, cu_seqlens, cu_seqlens_cpu, options)
     try:
-        cu = host_cu_seqlens(cu_seqlens, cu_seqlens_cpu)
-    except RuntimeError as error:
-        raise typed(error) from None
-    call = Call(None, cu, scale, flags | KEEP_WHERE_LIGHT, output_final_state)
-    return apply(call, q, k, v, g, beta, A_log, dt_bias, initial_state)
+        o, final_state = _run(inputs, cp_context, cu_seqlens, cu_seqlens_cpu, options, padding)
+    except Error as error:
+        raise type(error)(f"{error} ({padding})") from None
+    return padding.cut_values(o), padding.cut_states(final_state, state_v_first)

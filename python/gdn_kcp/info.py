@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import torch
 
+from . import head_dims
 from ._library import ops
 from .context import usable_device
 from .errors import UnsupportedError, typed
+from .head_dims import Padding
 
 
 class Backend(NamedTuple):
@@ -20,11 +22,13 @@ class Backend(NamedTuple):
 
 
 class Path(NamedTuple):
-    """The backend of the last call of this process, and why each faster one did not run."""
+    """The backend of the last call of this process, why each faster one did not run, and what head
+    dims :func:`chunk_gated_delta_rule` padded for it (None: none; a traced call does not say)."""
 
     backend: str
     description: str
     refused: dict[str, str]
+    padding: Padding | None
 
 
 def backends(device=None) -> list[Backend]:
@@ -54,4 +58,5 @@ def last_path() -> Path | None:
     if not text:
         return None
     name, description, *refused = text.split("\n")
-    return Path(name, description, dict(line.split(": ", 1) for line in refused))
+    why_not = dict(line.split(": ", 1) for line in refused)
+    return Path(name, description, why_not, head_dims.last_padding)

@@ -84,7 +84,8 @@ def chunk_gdn_kcp(
     Args:
         q, k: ``[1, T, H, K]`` or ``[T, H, K]``, bf16, fp32 or fp64; T the rank's local tokens, in
             the order of ``ctx.partition.token_indices(rank)``.
-        v: ``[.., T, HV, V]`` like q. g, beta: ``[.., T, HV]`` fp32, bf16 or fp64.
+        v: ``[.., T, HV, V]`` like q; on a GPU K = V = 64 or 128 (:func:`chunk_gated_delta_rule` with
+            ``cp_context`` pads others). g, beta: ``[.., T, HV]`` fp32, bf16 or fp64.
         ctx: from :func:`build_context`.
         scale: default ``K ** -0.5``.
         use_qk_l2norm_in_kernel: q and k times ``rsqrt(sum of squares + 1e-6)`` inside.

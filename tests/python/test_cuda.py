@@ -103,6 +103,49 @@ def test_several_segments_against_the_reference_backend(D, monkeypatch):
         assert_close(name, a, b, 0)
 
 
+@pytest.mark.parametrize("K,V,to", [(60, 60, 64), (64, 100, 128), (128, 64, 128)])
+def test_padding_is_bitwise_a_callers_own(K, V, to):
+    """o and all gradients, of packed views and of rows of their own."""
+    H, HV, cu = 2, 6, offsets(N)
+    row = torch.randn(1, sum(N), H * 2 * K + HV * V, device="cuda", dtype=torch.bfloat16)
+    views = row.split([H * K, H * K, HV * V], -1)
+    q, k, v = (t.unflatten(-1, (heads, -1)) for t, heads in zip(views, (H, H, HV)))
+    g, beta = (t.detach() for t in make(sum(N), H, HV, K, V)[3:])
+    options = dict(cu_seqlens=cu, use_qk_l2norm_in_kernel=True)
+    leaves = [t.clone().requires_grad_() for t in (q, k, v, g, beta)]
+    strided = [t.detach().requires_grad_() for t in (q, k, v, g, beta)]
+    own = [torch.nn.functional.pad(t, (0, to - t.shape[-1])) for t in leaves[:3]]
+    o = gdn_kcp.chunk_gated_delta_rule(*own, *leaves[3:], scale=K**-0.5, **options)[0][..., :V]
+    assert gdn_kcp.last_path().padding is None
+    do = torch.randn_like(o)
+    want = [o.detach(), *torch.autograd.grad(o, leaves, do)]
+    for inputs in (leaves, strided):
+        o, _ = gdn_kcp.chunk_gated_delta_rule(*inputs, **options)
+        assert gdn_kcp.last_path().padding == (K, V, to) and o.is_contiguous()
+        assert_equal([o.detach(), *torch.autograd.grad(o, inputs, do)], want)
+
+
+def test_a_padded_call_in_a_users_graph():
+    """After its first call, as any; replayed with other inputs, bitwise the eager call."""
+    cu = offsets([100, 200])
+    inputs = [t.detach() for t in make(300, 1, 2, 128, 128)]
+    inputs[:3] = [t[..., :60].clone() for t in inputs[:3]]
+
+    def call(rows):
+        with torch.no_grad():
+            return gdn_kcp.chunk_gated_delta_rule(*rows, cu_seqlens=cu)[0]
+
+    call(inputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = call(inputs)
+    for t in inputs:
+        t.mul_(0.5)
+    graph.replay()
+    assert torch.equal(o, call(inputs))
+
+
 def test_a_stream_that_is_not_the_default():
     """The call comes after what its stream still has to write, and its results follow in it."""
     inputs, cu = fresh([500, 700])
@@ -413,9 +456,12 @@ def test_what_is_elsewhere_is_named():
         gdn_kcp.chunk_gdn_kcp(*inputs, ctx, graph="replay")
     with pytest.raises(gdn_kcp.UnsupportedError, match="q, k, v: expected bfloat16, got float32"):
         gdn_kcp.chunk_gated_delta_rule(*[t.float() for t in inputs], cu_seqlens=cu)
-    with pytest.raises(gdn_kcp.UnsupportedError, match="head dims: expected K = V = 64 or 128"):
+    dims = r"head dims: expected K = V = 64 or 128 \(pad smaller ones with zeros\), got K = "
+    with pytest.raises(gdn_kcp.UnsupportedError, match=dims + "32"):
+        gdn_kcp.chunk_gdn_kcp(*[t[..., :32].contiguous() for t in inputs[:3]], *inputs[3:], ctx)
+    with pytest.raises(gdn_kcp.UnsupportedError, match=dims + "160"):
         gdn_kcp.chunk_gated_delta_rule(
-            *[t[..., :32].contiguous() for t in inputs[:3]], *inputs[3:], cu_seqlens=cu)
+            *[torch.nn.functional.pad(t, (0, 32)) for t in inputs[:3]], *inputs[3:], cu_seqlens=cu)
     odd = torch.randn(1, 100, 1, 132, device="cuda", dtype=torch.bfloat16)[..., :128]
     with pytest.raises(gdn_kcp.Error, match="q: expected a 16-byte aligned base and a token stride"):
         gdn_kcp.chunk_gated_delta_rule(odd, *inputs[1:], cu_seqlens=cu)
