@@ -20,6 +20,7 @@ from .context import Context
 from .errors import Error, InvalidArgumentError, typed
 
 _NARROW = (torch.bfloat16, torch.float16)
+CHUNK_SIZES = (16, 32, 64)  # that FLA takes
 
 
 def _wide(tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
@@ -112,6 +113,7 @@ def chunk_gated_delta_rule(
     use_gate_in_kernel: bool = False,
     A_log: torch.Tensor | None = None,
     dt_bias: torch.Tensor | None = None,
+    chunk_size: int = 64,
     deterministic: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The gated delta rule over dense batches or packed documents, forward and backward.
@@ -142,6 +144,8 @@ def chunk_gated_delta_rule(
             on it; other rows of the results are 0).
         A_log, dt_bias: ``[HV]`` fp32, fp64 or bf16. Their gradients are sums over this rank's tokens:
             reduce them over ranks as those of any replicated parameter.
+        chunk_size: 16, 32 or 64, as FLA takes: a hint to its kernels, of no effect here. The kernels
+            of this package have chunks of 64 tokens.
         deterministic: accepted; every path is deterministic.
 
     Head dims: a CPU takes any. The GPU's kernels take K = V = 64 or 128; bf16 rows of other dims up to
@@ -173,6 +177,8 @@ def chunk_gated_delta_rule(
     try:
         check_tensors(q, k, v, g, beta, A_log, dt_bias, initial_state)
         check_deterministic(deterministic)
+        if chunk_size not in CHUNK_SIZES:
+            raise InvalidArgumentError(f"chunk_size: expected 16, 32 or 64, got {chunk_size!r}")
         initial_state = _wide(initial_state, q)
         if use_gate_in_kernel:
             if A_log is None:

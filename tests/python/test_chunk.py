@@ -87,6 +87,14 @@ def test_head_dims_that_only_the_reference_takes():
     assert gdn_kcp.last_path().backend == "reference"
 
 
+@pytest.mark.parametrize("chunk_size", [16, 32, 64])
+def test_chunk_size_is_a_hint_without_effect(chunk_size):
+    inputs = make(150, 2, 4, 16, 16)
+    want, _ = gdn_kcp.chunk_gated_delta_rule(*inputs)
+    got, _ = gdn_kcp.chunk_gated_delta_rule(*inputs, chunk_size=chunk_size)
+    assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("sigmoid,neg", [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("gate", [None, "A_log", "dt_bias"])
 @pytest.mark.parametrize("norm", [False, True])

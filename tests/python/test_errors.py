@@ -59,6 +59,8 @@ CASES = [
     (broken({}, scale="a"), r"scale: expected Optional\[float\], got str"),
     (broken({}, output_final_state="x"), "output_final_state: expected bool, got str"),
     (broken({}, deterministic="yes"), "deterministic: expected None, True or False, got 'yes'"),
+    *((broken({}, chunk_size=size), f"chunk_size: expected 16, 32 or 64, got {size!r}")
+      for size in (0, 48, 128, None, "64")),
     (broken({}, initial_state=[1]), "initial_state: expected a tensor, got list"),
     (broken({}, use_gate_in_kernel=True, A_log=3), "A_log: expected a tensor, got int"),
     (broken({}, cu_seqlens_cpu=[0, 70]), "cu_seqlens_cpu: expected a tensor, got list"),
@@ -96,7 +98,7 @@ def test_the_signature_is_the_fields():
         "q", "k", "v", "g", "beta", "scale", "initial_state", "output_final_state",
         "use_qk_l2norm_in_kernel", "use_beta_sigmoid_in_kernel", "allow_neg_eigval",
         "state_v_first", "cu_seqlens", "cu_seqlens_cpu", "chunk_indices", "cp_context",
-        "use_gate_in_kernel", "A_log", "dt_bias", "deterministic"]
+        "use_gate_in_kernel", "A_log", "dt_bias", "chunk_size", "deterministic"]
 
 
 def test_errors_have_types(monkeypatch):
