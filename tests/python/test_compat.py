@@ -100,17 +100,40 @@ def test_fla_dispatch(monkeypatch):
     assert backend.priority < 3
     inputs = make(50, 1, 2, 16, 16, dtype=torch.float32)
     assert backend.chunk_gated_delta_rule_verifier(*inputs) == (True, None)
-    o, _ = backend.chunk_gated_delta_rule(*inputs, None, chunk_size=64)
-    assert torch.equal(o, gdn_kcp.chunk_gated_delta_rule(*inputs)[0])
+    want, _ = gdn_kcp.chunk_gated_delta_rule(*inputs)
+    for chunk_size in (16, 32, 64):
+        assert backend.chunk_gated_delta_rule_verifier(*inputs, chunk_size=chunk_size) == (True, None)
+        o, _ = backend.chunk_gated_delta_rule(*inputs, None, chunk_size=chunk_size)
+        assert torch.equal(o, want)
     half = [t.half() for t in inputs]
     accepted, reason = backend.chunk_gated_delta_rule_verifier(*half)
     assert not accepted and reason.startswith("q: expected bfloat16, float32 or float64")
-    accepted, reason = backend.chunk_gated_delta_rule_verifier(*inputs, chunk_size=32)
-    assert not accepted and reason == "chunk_size: expected 64, got 32"
+    accepted, reason = backend.chunk_gated_delta_rule_verifier(*inputs, chunk_size=128)
+    assert not accepted and reason == "chunk_size: expected 16, 32 or 64, got 128"
     accepted, reason = backend.chunk_gated_delta_rule_verifier(*inputs, head_first=True)
     assert not accepted and "head_first" in reason
     fla.disable()
     assert "gdn_kcp" not in registry._backends
+
+
+def test_fla_keeps_head_dims_that_no_padding_helps():
+    for dims in ((60, 60), (64, 100), (128, 128), (1, 1)):
+        assert fla.refused_dims("cuda", *dims) is None
+    for dims in ((129, 64), (64, 256)):
+        assert fla.refused_dims("cuda", *dims) == (
+            "head dims: expected at most 128 on a GPU, got K = {}, V = {}".format(*dims))
+        assert fla.refused_dims("cpu", *dims) is None
+
+
+def test_fla_dispatch_of_other_head_dims(device):
+    """The verifier takes what the operator does, on a GPU by padding."""
+    wide = make(50, 1, 2, 128, 128, dtype=torch.float32)
+    inputs = [t.detach()[..., :60].clone() for t in wide[:3]] + [t.detach() for t in wide[3:]]
+    assert fla.refusal(*inputs) is None
+    o, _ = gdn_kcp.chunk_gated_delta_rule(*inputs)
+    assert o.shape == inputs[2].shape and torch.isfinite(o).all()
+    large = [torch.nn.functional.pad(t, (0, 100)) for t in inputs[:3]] + inputs[3:]
+    assert (fla.refusal(*large) is None) == (device == "cpu")
 
 
 def test_a_missing_fla_is_said(monkeypatch):

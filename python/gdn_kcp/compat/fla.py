@@ -13,9 +13,10 @@ import importlib
 import torch
 import torch.distributed as dist
 
-from ..chunk import chunk_gated_delta_rule
+from ..chunk import CHUNK_SIZES, chunk_gated_delta_rule
 from ..context import Context, build_context
 from ..errors import MissingPackageError
+from ..head_dims import CUDA_DIMS
 from ..info import backends
 from ..partition import partition
 
@@ -59,13 +60,20 @@ def context_of(cp, device) -> Context:
     return known
 
 
+def refused_dims(device_type: str, dim_k: int, dim_v: int) -> str | None:
+    """Why head dims are not taken; None if they are, on a GPU with padding up to its largest."""
+    if device_type != "cuda" or max(dim_k, dim_v) <= CUDA_DIMS[-1]:
+        return None
+    return f"head dims: expected at most {CUDA_DIMS[-1]} on a GPU, got K = {dim_k}, V = {dim_v}"
+
+
 def refusal(q, k, v, g, beta, cp_context=None, initial_state=None, **options) -> str | None:
     """Why this package does not take a call; None if it does."""
     unknown = [n for n, value in options.items() if n not in _KNOWN and value is not None]
     if unknown:
         return f"{unknown[0]}: unknown argument"
-    if options.get("chunk_size", 64) != 64:
-        return f"chunk_size: expected 64, got {options['chunk_size']}"
+    if options.get("chunk_size", 64) not in CHUNK_SIZES:
+        return f"chunk_size: expected 16, 32 or 64, got {options['chunk_size']}"
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.dtype not in _DTYPES or t.dtype != q.dtype:
             return f"{name}: expected bfloat16, float32 or float64, as q's, got {t.dtype}"
@@ -75,6 +83,9 @@ def refusal(q, k, v, g, beta, cp_context=None, initial_state=None, **options) ->
         return f"initial_state: expected float32, got {initial_state.dtype}"
     if q.device.type not in ("cpu", "cuda"):
         return f"device: expected cpu or cuda, got {q.device}"
+    reason = refused_dims(q.device.type, q.shape[-1], v.shape[-1])
+    if reason is not None:
+        return reason
     refused = [f"{b.name}: {b.refusal}" for b in backends(q.device)]
     if all(b.refusal for b in backends(q.device)):
         return f"{q.device}: {'; '.join(refused)}"
@@ -118,7 +129,6 @@ def enable() -> None:
             return reason is None, reason
 
         def chunk_gated_delta_rule(self, q, k, v, g, beta, *args, cp_context=None, **kwargs):
-            kwargs.pop("chunk_size", None)
             if cp_context is not None:
                 cp_context = context_of(cp_context, q.device)
                 for name in ("cu_seqlens", "cu_seqlens_cpu"):
