@@ -1,17 +1,18 @@
 """pytest plugin: what the tests of a peer come to with gdn_kcp's operator in the peer's place.
 
-A test that asks for head dims that no kernel here has counts as refused, one that asks for an
-argument that the operator lacks as not applicable. A short summary comes last.
+A test that asks for head dims or operands that no kernel here takes counts as refused, one that asks
+for an argument that the operator lacks as not applicable. A short summary comes last.
 """
 
 import re
 from collections import Counter
 
 import pytest
+import torch
 
 import gdn_kcp
 
-HEAD_DIMS = (64, 128)  # of the GPU's kernels
+LARGEST_DIM = 128  # of the GPU's kernels, smaller ones by padding
 OTHERS = ("refused", "not applicable")
 KINDS = ("passed", "failed", "error", *OTHERS, "skipped")
 notes: list[str] = []  # for the summary, by the peers' plugins
@@ -51,10 +52,20 @@ def pytest_pyfunc_call(pyfuncitem):
     return result
 
 
+def _refused(params: dict, message: str) -> str | None:
+    """What a test with these parameters asked for, if the kernels rightly refused it."""
+    if "head dims" in message and params.get("D", 0) > LARGEST_DIM:
+        return f"head dim {params['D']}"
+    if "expected bfloat16, got float32" in message and params.get("dtype") == torch.float32:
+        return "float32 operands on a GPU"
+    return None
+
+
 def _other_outcome(item, error: Exception) -> tuple[str, str] | None:
-    dim = getattr(item, "callspec", None) and item.callspec.params.get("D")
-    if isinstance(error, gdn_kcp.UnsupportedError) and "head dims" in f"{error}":
-        return (OTHERS[0], f"head dim {dim}") if dim not in (None, *HEAD_DIMS) else None
+    if isinstance(error, gdn_kcp.UnsupportedError):
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        asked = _refused(params, f"{error}")
+        return (OTHERS[0], asked) if asked else None
     lacks = re.search(r"unexpected keyword argument '(\w+)'", f"{error}")
     if isinstance(error, TypeError) and lacks and "chunk_gated_delta_rule" in f"{error}":
         return OTHERS[1], f"no argument {lacks[1]}"
