@@ -43,6 +43,10 @@ class Communicator {
   // Host-side: kInvalidArgument on every rank, naming the ranks, unless all pass the same digest.
   virtual Status agree_on(uint64_t digest, const std::string& what) = 0;
 
+  // Another rank is known to be gone: what this rank has enqueued need not wait for it any more, and
+  // later collectives give kPeerFailed. For communicators whose work would wait without end.
+  virtual void abandon() {}
+
   // Payload bytes this rank handed to other ranks so far (its own block never counts).
   int64_t bytes_sent() const { return bytes_sent_; }
 

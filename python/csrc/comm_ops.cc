@@ -38,7 +38,10 @@ int64_t nccl_join(const Tensor& bytes, int64_t rank, int64_t size, const Tensor&
       value_of(gdn::make_nccl_communicator(id, static_cast<int>(rank), static_cast<int>(size))));
 }
 
-void nccl_leave(int64_t communicator) { communicators().take(communicator); }
+// Another rank is gone: what waits for it ends. The handle stays, for calls that then fail.
+void nccl_abandon(int64_t communicator) {
+  if (const auto comm = communicators().get(communicator)) comm->abandon();
+}
 
 // A begun call up to its first collective.
 void call_start(int64_t handle) {
@@ -63,7 +66,7 @@ void call_complete(int64_t handle, int64_t communicator) {
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_kcp, m) {
   m.def("nccl_id() -> Tensor");
   m.def("nccl_join(Tensor id, int rank, int size, Tensor like) -> int");
-  m.def("nccl_leave(int communicator) -> ()");
+  m.def("nccl_abandon(int communicator) -> ()");
   m.def("call_start(int call) -> ()");
   m.def("call_complete(int call, int communicator) -> ()");
 }
@@ -71,7 +74,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_kcp, m) {
 STABLE_TORCH_LIBRARY_IMPL(gdn_kcp, CompositeExplicitAutograd, m) {
   m.impl("nccl_id", TORCH_BOX(&nccl_id));
   m.impl("nccl_join", TORCH_BOX(&nccl_join));
-  m.impl("nccl_leave", TORCH_BOX(&nccl_leave));
+  m.impl("nccl_abandon", TORCH_BOX(&nccl_abandon));
   m.impl("call_start", TORCH_BOX(&call_start));
   m.impl("call_complete", TORCH_BOX(&call_complete));
 }

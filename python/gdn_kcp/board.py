@@ -19,7 +19,9 @@ from .errors import PeerFailedError
 
 # A word is [its turn | number], so that one aligned store shows both; a turn comes back, in another slot
 # or 2^20 turns later, when all ranks have long read it.
-NUMBER_BITS = 43
+_FIELD_BITS = 43
+NUMBER_BITS = _FIELD_BITS - 1
+_GAVE_UP = (1 << _FIELD_BITS) - 1  # no number: for what a rank had posted, when it waits no longer
 _TURNS = 1 << 20
 _SLOTS = 64  # turns that a rank may be ahead of the slowest reader, of which each needs every rank
 _WORD = 8
@@ -62,25 +64,35 @@ class Board:
     def post(self, number: int) -> int:
         """Shows ``number``, of NUMBER_BITS bits; its turn is what ``read`` asks for."""
         turn = next(self._turns)
-        word = (turn % _TURNS << NUMBER_BITS) | number
-        self._words[self.rank * _SLOTS + turn % _SLOTS] = word
+        self._show(turn, number)
         return turn
 
     def read(self, turn: int) -> list[int]:
-        """The numbers of all ranks, by rank. PeerFailedError: one left, or did not come in time."""
-        tag = turn % _TURNS
-        numbers = []
-        for rank in range(self.size):
-            at = rank * _SLOTS + turn % _SLOTS
-            if self._words[at] >> NUMBER_BITS != tag:
-                self._wait(rank, at, tag)
-            numbers.append(self._words[at] & ((1 << NUMBER_BITS) - 1))
-        return numbers
+        """The numbers of all ranks, by rank. PeerFailedError: one left, did not come in time, or has
+        given up waiting, as this rank then does too: it will not go on with the others."""
+        try:
+            return [self._number(rank, turn) for rank in range(self.size)]
+        except PeerFailedError:
+            self._show(turn, _GAVE_UP)
+            raise
+
+    def _show(self, turn: int, number: int) -> None:
+        word = (turn % _TURNS << _FIELD_BITS) | number
+        self._words[self.rank * _SLOTS + turn % _SLOTS] = word
+
+    def _number(self, rank: int, turn: int) -> int:
+        at, tag = rank * _SLOTS + turn % _SLOTS, turn % _TURNS
+        if self._words[at] >> _FIELD_BITS != tag:
+            self._wait(rank, at, tag)
+        number = self._words[at] & _GAVE_UP
+        if number == _GAVE_UP:
+            raise PeerFailedError(f"rank {rank} had given up waiting")
+        return number
 
     def _wait(self, rank: int, at: int, tag: int) -> None:
         began = time.monotonic()
         probed = began
-        while self._words[at] >> NUMBER_BITS != tag:
+        while self._words[at] >> _FIELD_BITS != tag:
             now = time.monotonic()
             if now - began < _BUSY_S:
                 os.sched_yield()
@@ -90,7 +102,7 @@ class Board:
             if now - probed > _PROBE_S:
                 probed = now
                 # It may have posted and left since the loop looked.
-                if self._left(rank) and self._words[at] >> NUMBER_BITS != tag:
+                if self._left(rank) and self._words[at] >> _FIELD_BITS != tag:
                     raise PeerFailedError(f"rank {rank} left")
             time.sleep(_SLEEP_S)
 

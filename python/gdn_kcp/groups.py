@@ -160,7 +160,11 @@ def _new_communicator(group, control, device: torch.device) -> int:
     made = 0
     with contextlib.suppress(RuntimeError):
         made = ops.nccl_join(offers[0][1], rank, size, torch.empty(0, device=device))
-    return made if all(all_ranks(made)) else 0
+    if all(all_ranks(made)):
+        return made
+    if made:
+        ops.nccl_abandon(made)
+    return 0
 
 
 class TorchMember:
@@ -187,6 +191,8 @@ class TorchMember:
 
     def open(self, device: torch.device) -> None:
         """Makes, or finds, the communicator for tensors on ``device``; every rank calls this."""
+        if self.size == 1:
+            return
         known = _communicators.setdefault(self.group, {})
         if device not in known:
             with _peers():
@@ -218,13 +224,15 @@ class TorchMember:
 
     def _begin_on_board(self, failed: bool, digest: int) -> Callable[[], tuple[bool, bool]]:
         """What will say whether any rank failed, and whether all digests are the same."""
-        bits = board.NUMBER_BITS - 1
-        turn = self._board.post(failed << bits | (digest & ((1 << bits) - 1)))
+        bits = board.NUMBER_BITS - 1  # of the digest; above them whether this rank failed
+        turn = self._board.post(failed << bits | digest & ((1 << bits) - 1))
 
         def result() -> tuple[bool, bool]:
             try:
                 numbers = self._board.read(turn)
             except PeerFailedError as error:
+                if self.communicator:  # else what is enqueued there waits without end
+                    ops.nccl_abandon(self.communicator)
                 raise PeerFailedError(f"another rank failed, left, or never came: {error}") from None
             return any(number >> bits for number in numbers), len(set(numbers)) == 1
 

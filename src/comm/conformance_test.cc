@@ -108,6 +108,22 @@ TEST(NcclCommunicator, AnEarlierFailureIsReportedBeforeTheNextCollective) {
   EXPECT_EQ(status.message(), "an earlier collective: fake error 6");
 }
 
+TEST(NcclCommunicator, AbandonedItGivesPeerFailed) {
+  use_fake_nccl();
+  auto host = make_single_communicator();
+  auto made = make_nccl_communicator(*host);
+  ASSERT_TRUE(made) << made.status().message();
+  (*made)->abandon();
+  (*made)->abandon();
+  const std::vector<int64_t> bytes = {4};
+  int value = 1, got = 0;
+  for (const Status& status : {(*made)->all_gather(&value, &got, bytes, {}),
+                               (*made)->all_to_all(&value, bytes, &got, bytes, {})}) {
+    EXPECT_EQ(status.code(), ErrorCode::kPeerFailed);
+    EXPECT_EQ(status.message(), "nccl: another rank is gone");
+  }
+}
+
 TEST(NcclCommunicator, NullIsRefused) {
   use_fake_nccl();
   auto host = make_thread_communicators(3);

@@ -24,13 +24,10 @@ class NcclCommunicator final : public Communicator {
                    bool owned)
       : api_(api), comm_(comm), shape_(shape), host_(host), owned_(owned) {}
   ~NcclCommunicator() override {
-    if (!owned_) return;
+    if (!owned_ || abandoned_) return;
     // Destroying waits for the peers; after a failure there may be none.
     static_cast<void>(failed_ ? api_.CommAbort(comm_) : api_.CommDestroy(comm_));
   }
-
-  // Some rank has no communicator: nobody waits for it any more.
-  void give_up() { failed_ = true; }
 
   const char* name() const override { return "nccl"; }
   int rank() const override { return shape_.rank; }
@@ -68,6 +65,12 @@ class NcclCommunicator final : public Communicator {
     return exchange(blocks, send_bytes, recv, bytes, stream);
   }
 
+  // A caller's ncclComm_t is the caller's to abort.
+  void abandon() override {
+    if (owned_ && !abandoned_) static_cast<void>(api_.CommAbort(comm_));
+    abandoned_ = true;
+  }
+
   Status agree(const Status& local) override { return host_ ? host_->agree(local) : local; }
   Status agree_on(uint64_t digest, const std::string& what) override {
     return host_ ? host_->agree_on(digest, what) : Status::ok();
@@ -81,6 +84,7 @@ class NcclCommunicator final : public Communicator {
 
   // What earlier work came to, as far as the host knows.
   Status alive() {
+    if (abandoned_) return {ErrorCode::kPeerFailed, "nccl: another rank is gone"};
     nccl::Code code = nccl::kSuccess;
     GDN_RETURN_IF_ERROR(done(api_.CommGetAsyncError(comm_, &code), "ncclCommGetAsyncError"));
     return code == nccl::kInProgress ? Status::ok() : done(code, "an earlier collective");
@@ -135,6 +139,7 @@ class NcclCommunicator final : public Communicator {
   Communicator* const host_;
   const bool owned_;
   bool failed_ = false;
+  bool abandoned_ = false;
 };
 
 }  // namespace
@@ -189,7 +194,7 @@ Result<std::unique_ptr<Communicator>> make_nccl_communicator(Communicator& host)
   GDN_RETURN_IF_ERROR(host.all_gather(&*id, &shared, bytes, {}));
   auto made = make_nccl_communicator(shared, host.rank(), host.size(), &host);
   if (const Status all = host.agree(made.status()); !all) {
-    if (made) static_cast<NcclCommunicator&>(**made).give_up();
+    if (made) (*made)->abandon();
     return all;
   }
   return made;

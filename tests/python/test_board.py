@@ -85,6 +85,18 @@ def test_a_rank_that_is_killed_or_too_late_is_named(place):
         ended(peer)
 
 
+def test_who_comes_too_late_learns_that_the_others_gave_up(place):
+    mine = board.Board(*place, 0, 2, 0.3)
+    peer = start(place, turns=0)
+    try:
+        with pytest.raises(PeerFailedError, match="rank 1 did not come"):
+            mine.read(mine.post(0))
+        with pytest.raises(PeerFailedError, match="rank 0 had given up waiting"):
+            mine._number(0, 1)  # as rank 1 would read it
+    finally:
+        ended(peer)
+
+
 def test_the_last_number_of_a_rank_that_left_is_read(place):
     mine = board.Board(*place, 0, 2, 60)
     peer = start(place, turns=1)

@@ -44,7 +44,12 @@ def test_processes(W):
     run_processes(W)
 
 
-@pytest.mark.skipif(not FAKE_NCCL, reason="GDN_FAKE_NCCL names no stand-in of libnccl.so.2")
+with_fake_nccl = pytest.mark.skipif(
+    not FAKE_NCCL, reason="GDN_FAKE_NCCL names no stand-in of libnccl.so.2"
+)
+
+
+@with_fake_nccl
 @pytest.mark.parametrize("W", [2, 3])
 def test_processes_with_nccl_of_the_librarys_own(W):
     run_processes(W, GDN_NCCL_LIBRARY=FAKE_NCCL)
@@ -53,3 +58,9 @@ def test_processes_with_nccl_of_the_librarys_own(W):
 @pytest.mark.parametrize("how", ["leaves", "never comes"])
 def test_a_lost_rank_ends_the_others(how):
     run_processes(3, how)
+
+
+@with_fake_nccl
+@pytest.mark.parametrize("how", ["leaves", "never comes"])
+def test_a_lost_rank_ends_the_others_with_nccl_of_the_librarys_own(how):
+    run_processes(3, how, GDN_NCCL_LIBRARY=FAKE_NCCL)
