@@ -30,7 +30,7 @@ from .errors import (
     UnsupportedError,
     WorkspaceTooSmallError,
 )
-from .groups import InProcessGroup
+from .in_process import InProcessGroup
 from .info import backends, is_supported, last_path
 from .kcp import Saved, chunk_gdn_kcp, chunk_gdn_kcp_backward, chunk_gdn_kcp_forward
 from .packed import packed_qkv_views

@@ -11,7 +11,7 @@ from . import head_dims
 from ._library import ops
 from .context import CallKey
 from .errors import InvalidArgumentError, UnsupportedError, typed
-from .groups import Settle
+from .members import Settle
 
 _TENSORS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
 

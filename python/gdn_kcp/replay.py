@@ -16,7 +16,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from .errors import InvalidArgumentError, UnsupportedError
-from .groups import ThreadMember
+from .in_process import ThreadMember
 from .packed import columns_of, row_of
 
 Tensors = tuple  # of torch.Tensor | None

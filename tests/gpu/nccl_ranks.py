@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import gdn_kcp
-from gdn_kcp.groups import TorchMember
+from gdn_kcp.torch_group import TorchMember
 
 NAMES = ("q", "k", "v", "g", "beta")
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -94,7 +94,7 @@ def errors_without_a_cpu_backend(rank, W, inputs):
         )
     errors(partition, ctx, rank, inputs)
     errors(partition, other, rank, inputs)
-    assert list(gdn_kcp.groups._control_groups) == [dist.group.WORLD]
+    assert list(gdn_kcp.torch_group._control_groups) == [dist.group.WORLD]
 
 
 def errors_over_several_hosts(rank, W, inputs):
@@ -114,11 +114,11 @@ def errors_over_several_hosts(rank, W, inputs):
 def own_communicator(rank, W, inputs, want, do):
     """The library's own calls of NCCL, here of a stand-in on host memory, in place of torch's."""
     group = dist.new_group()
-    with mock.patch.object(gdn_kcp.groups, "_takes_nccl", lambda group, device: rank < W - 1):
+    with mock.patch.object(gdn_kcp.torch_group, "_takes_nccl", lambda group, device: rank < W - 1):
         ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, W), group, rank, "cpu")
     assert ctx.collectives == "torch.distributed"  # one rank without: all without
     group = dist.new_group()
-    with mock.patch.object(gdn_kcp.groups, "_takes_nccl", lambda group, device: True):
+    with mock.patch.object(gdn_kcp.torch_group, "_takes_nccl", lambda group, device: True):
         for layout in LAYOUTS:
             partition = gdn_kcp.partition(CU, W, layout)
             ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
@@ -134,7 +134,7 @@ def without_the_last(how, rank, W, inputs):
     partition = gdn_kcp.partition(CU, W)
     group = dist.new_group(timeout=timedelta(seconds=LIMIT))
     own = "GDN_NCCL_LIBRARY" in os.environ
-    with mock.patch.object(gdn_kcp.groups, "_takes_nccl", lambda group, device: own):
+    with mock.patch.object(gdn_kcp.torch_group, "_takes_nccl", lambda group, device: own):
         ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
     assert (ctx.collectives == "nccl") == own
     local = local_rows(partition, rank, inputs)

@@ -1,0 +1,53 @@
+"""What a rank offers to talk to the others, its member: :class:`Solo` here, threads of one process
+(in_process.py), or a rank of a torch.distributed group (torch_group.py).
+
+A member offers ``all_to_all`` and ``all_gather`` over blocks of bytes, and ``agree``: before the
+first collective of a call all ranks learn whether any of them failed, so that none hangs. An agreement
+that has begun may be settled later: what needs no other rank runs meanwhile. A member with a
+``communicator`` of the library's own lets that do a call's collectives.
+"""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import torch
+
+from .errors import InvalidArgumentError, unpacked
+
+Settle = Callable[[], None]  # ends an agreement: raises what any rank has to say
+
+
+class AgreesAtOnce:
+    """A member whose agreements are settled when they begin."""
+
+    communicator = 0
+
+    def open(self, device: torch.device) -> None:
+        """Nothing to open."""
+
+    def begin_agreement(self, error: Exception | None, digest: int, what: str) -> Settle:
+        self.agree(error, digest, what)
+        return lambda: None
+
+
+class Solo(AgreesAtOnce):
+    """One rank: nobody to talk to."""
+
+    rank, size = 0, 1
+    collectives = "none"
+
+    def agree(self, error: Exception | None, digest: int, what: str) -> None:
+        if error is not None:
+            raise error
+
+
+def raise_first(failures: list[tuple[int, str] | None]) -> None:
+    """The lowest failing rank's error, the same on all ranks."""
+    for rank, failure in enumerate(failures):
+        if failure is not None:
+            raise unpacked(failure[0], f"rank {rank}: {failure[1]}")
+
+
+def raise_disagreement(what: str) -> None:
+    raise InvalidArgumentError(f"{what}: expected the same on every rank, got different ones")
