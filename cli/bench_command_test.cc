@@ -70,6 +70,7 @@ TEST_F(CliTest, BenchRefusals) {
   expect_refusal("bench", "expected workload letters, a file, --docs LENGTHS or --proxy NAME");
   expect_refusal("bench --docs 0", "no tokens");
   expect_refusal("bench Q", "Q: cannot open");
+  expect_refusal("bench Q", "no workload has this letter: A to N");
   expect_refusal("bench N --backend none", "got 'none'");
   expect_refusal("bench N --ops forward", "expected one of fwd, bwd");
   expect_refusal("bench N --quick --sustained", "excludes");

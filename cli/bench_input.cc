@@ -119,7 +119,10 @@ Status BenchInput::add_file(const std::string& path, const Ranks& ranks,
                             std::vector<BenchCase>& out) const {
   GDN_RETURN_IF_ERROR(refuse_recipe_options(path));
   Result<Batch> batch = load_file(path, recipe_, operator_);
-  if (!batch) return batch.status();
+  if (!batch) {
+    const char* hint = path.size() == 1 ? ", and no workload has this letter: A to N" : "";
+    return Status{batch.status().code(), batch.status().message() + hint};
+  }
   const Result<Partition> partition =
       Partition::make(batch->cu_seqlens, ranks.world_size, ranks.layout);
   if (!partition) return partition.status();

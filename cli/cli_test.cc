@@ -17,6 +17,8 @@ TEST_F(CliTest, HelpAndVersion) {
     EXPECT_NE(help.out.find("Usage: gdn " + std::string(command)), std::string::npos) << help.out;
   }
   expect_refusal("", "A subcommand is required");
+  expect_refusal("plan --docs 3 --rnaks 2", "plan: expected an option of --help, got '--rnaks'");
+  expect_refusal("run a b -o c", "run: expected no more words, got 'b'");
   expect_refusal("fly", "expected one of info, plan, make, run, check, bench, simulate, got 'fly'");
 }
 

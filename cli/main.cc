@@ -13,11 +13,21 @@ namespace {
 
 using namespace gdn::cli;  // NOLINT: this file is the program
 
+// What is wrong, in words of our own where CLI11 lists all that it could not place.
+std::string words(const CLI::App* app, const CLI::Error& error) {
+  if (error.get_name() != "ExtrasError") return error.what();
+  const std::vector<std::string> extras = app->remaining(true);
+  for (const std::string& extra : extras) {
+    if (extra.starts_with('-')) return "expected an option of --help, got '" + extra + "'";
+  }
+  return extras.empty() ? error.what() : "expected no more words, got '" + extras.front() + "'";
+}
+
 // As every other error of the program, and where to read on.
 std::string failure(const CLI::App* app, const CLI::Error& error) {
   const auto parsed = app->get_subcommands();
   const std::string command = parsed.empty() ? "" : parsed.front()->get_name();
-  return "gdn: " + (command.empty() ? "" : command + ": ") + error.what() + "\nSee gdn " +
+  return "gdn: " + (command.empty() ? "" : command + ": ") + words(app, error) + "\nSee gdn " +
          (command.empty() ? "" : command + " ") + "--help\n";
 }
 

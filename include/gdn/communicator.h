@@ -70,6 +70,9 @@ std::vector<std::unique_ptr<Communicator>> make_thread_communicators(
 Result<std::unique_ptr<Communicator>> make_nccl_communicator(void* nccl_comm,
                                                              Communicator* host = nullptr);
 
+// Ok, or kUnsupported: why this process has no NCCL.
+Status find_nccl();
+
 // An ncclUniqueId: one rank makes it, and hands it to the others by whatever it has.
 struct NcclId {
   std::array<std::byte, 128> bytes{};

@@ -17,6 +17,9 @@ Registry<gdn::Communicator>& communicators() {
 
 constexpr int64_t kIdBytes = sizeof(gdn::NcclId);
 
+// Why this process has no NCCL; empty: it has one.
+std::string nccl_missing() { return gdn::find_nccl().message(); }
+
 // uint8 [128] on the CPU: what one rank hands to the others.
 Tensor nccl_id() {
   const gdn::NcclId id = value_of(gdn::make_nccl_id());
@@ -64,6 +67,7 @@ void call_complete(int64_t handle, int64_t communicator) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_kcp, m) {
+  m.def("nccl_missing() -> str");
   m.def("nccl_id() -> Tensor");
   m.def("nccl_join(Tensor id, int rank, int size, Tensor like) -> int");
   m.def("nccl_abandon(int communicator) -> ()");
@@ -72,6 +76,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_kcp, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_kcp, CompositeExplicitAutograd, m) {
+  m.impl("nccl_missing", TORCH_BOX(&nccl_missing));
   m.impl("nccl_id", TORCH_BOX(&nccl_id));
   m.impl("nccl_join", TORCH_BOX(&nccl_join));
   m.impl("nccl_abandon", TORCH_BOX(&nccl_abandon));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -77,37 +78,50 @@ def refuse(ctx, error: Exception, what: str):
     raise error
 
 
+@contextlib.contextmanager
+def _alone(ctx, handle: int):
+    """What fails here fails on this rank, after it has told the others that it will go on."""
+    try:
+        yield
+    except BaseException as why:
+        ctx.member.give_up(why)
+        ops.call_free(handle)
+        raise
+
+
+def _settle(handle: int, settle: Settle) -> None:
+    """Ends the agreement to run a call; its handle is gone if there is none."""
+    try:
+        settle()
+    except BaseException:
+        ops.call_free(handle)
+        raise
+
+
 def _advance(ctx, handle: int, settle: Settle) -> None:
     """Runs a paused call to its end, with the context's collectives in between; before the first of
     them ``settle`` ends the agreement to run it."""
     member = ctx.member
-    if member.communicator:
-        try:
-            ops.call_start(handle)
-            settle()
-        except BaseException:
-            ops.call_free(handle)
-            raise
-        ops.call_complete(handle, member.communicator)
+    if member.communicator:  # started in _begin
+        _settle(handle, settle)
+        with _alone(ctx, handle):
+            ops.call_complete(handle, member.communicator)
         return
     size = ctx.world_size
-    first = True
-    while True:
-        table, send, receive = ops.call_advance(handle)
-        kind, *sizes = table.tolist()
-        try:
-            if first:
-                settle()
-                first = False
+    with _alone(ctx, handle):
+        message = ops.call_advance(handle)  # beside the agreement
+    _settle(handle, settle)
+    with _alone(ctx, handle):
+        while True:
+            table, send, receive = message
+            kind, *sizes = table.tolist()
             if kind == 0:
                 return
             if kind == 1:
                 member.all_to_all(send, sizes[:size], receive, sizes[size:])
             else:
                 member.all_gather(send, receive, sizes[-size:])
-        except BaseException:
-            ops.call_free(handle)
-            raise
+            message = ops.call_advance(handle)
 
 
 def _begin(call: Call, op, args: tuple, q, v, what: str, kind: int):
@@ -120,6 +134,8 @@ def _begin(call: Call, op, args: tuple, q, v, what: str, kind: int):
     try:
         results = op(ctx.handle, *args)
         digest = ctx.digest(q, v, call.scale, call.flags) + kind
+        if ctx.member.communicator:
+            ops.call_start(results[-1])
     except RuntimeError as raised:
         error = typed(raised)
     try:
@@ -209,9 +225,12 @@ class GatedDeltaRule(torch.autograd.Function):
 
 
 def _gradients(ctx: Any, do, dfinal_state):
-    *inputs, saved = ctx.saved_tensors
     call = ctx.call
-    check_packing(call.ctx, call.refills)
+    try:
+        *inputs, saved = ctx.saved_tensors
+        check_packing(call.ctx, call.refills)
+    except RuntimeError as error:  # an input was changed in place, say
+        refuse(call.ctx, error, "backward")
     gradients = run_backward(
         call, tuple(inputs), do, dfinal_state, saved if call.save else None, call.packed
     )

@@ -19,12 +19,12 @@ from .errors import PeerFailedError
 
 # A word is [its turn | number], so that one aligned store shows both; a turn comes back, in another slot
 # or 2^20 turns later, when all ranks have long read it.
-_FIELD_BITS = 43
-NUMBER_BITS = _FIELD_BITS - 1
-_GAVE_UP = (1 << _FIELD_BITS) - 1  # no number: for what a rank had posted, when it waits no longer
+NUMBER_BITS = 43
 _TURNS = 1 << 20
 _SLOTS = 64  # turns that a rank may be ahead of the slowest reader, of which each needs every rank
-_WORD = 8
+_CLOSED = _SLOTS  # a rank's word behind its slots: 1 for good once it will not go on with the others
+_ROW = _SLOTS + 8  # words of a rank
+_WORD = 8  # bytes
 
 _BUSY_S = 200e-6  # how long a rank asks again and again before it sleeps between
 _SLEEP_S = 50e-6
@@ -35,11 +35,14 @@ def create(size: int) -> tuple[str, str] | None:
     """The path and token of new memory for ``size`` ranks, or None where it cannot be made."""
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
     token = secrets.token_hex(16)
+    path = None
     try:
         descriptor, path = tempfile.mkstemp(prefix="gdn_kcp.", dir=folder)
         with open(descriptor, "wb") as file:
-            file.write(bytes(size * _SLOTS * _WORD) + token.encode())
+            file.write(bytes(size * _ROW * _WORD) + token.encode())
     except OSError:
+        if path is not None:
+            os.unlink(path)
         return None
     return path, token
 
@@ -52,7 +55,7 @@ class Board:
 
     def __init__(self, path: str, token: str, rank: int, size: int, timeout: float):
         self.rank, self.size, self.timeout = rank, size, timeout  # in seconds
-        length = size * _SLOTS * _WORD
+        length = size * _ROW * _WORD
         self._file = open(path, "r+b")  # closed when the process ends: closing gives up the lock
         self._file.seek(length)
         if self._file.read() != token.encode():
@@ -64,45 +67,54 @@ class Board:
     def post(self, number: int) -> int:
         """Shows ``number``, of NUMBER_BITS bits; its turn is what ``read`` asks for."""
         turn = next(self._turns)
-        self._show(turn, number)
+        word = (turn % _TURNS << NUMBER_BITS) | number
+        self._words[self.rank * _ROW + turn % _SLOTS] = word
         return turn
 
     def read(self, turn: int) -> list[int]:
         """The numbers of all ranks, by rank. PeerFailedError: one left, did not come in time, or has
-        given up waiting, as this rank then does too: it will not go on with the others."""
+        closed the board. Then, and when interrupted, this rank closes it too: the others may have gone
+        on with what this one did not hear of."""
         try:
-            return [self._number(rank, turn) for rank in range(self.size)]
-        except PeerFailedError:
-            self._show(turn, _GAVE_UP)
+            self._check_open(self.rank)
+            numbers = [self._number(rank, turn) for rank in range(self.size)]
+            for rank in range(self.size):
+                self._check_open(rank)
+        except BaseException:
+            self.close()
             raise
+        return numbers
 
-    def _show(self, turn: int, number: int) -> None:
-        word = (turn % _TURNS << _FIELD_BITS) | number
-        self._words[self.rank * _SLOTS + turn % _SLOTS] = word
+    def close(self) -> None:
+        """From now on every rank's ``read`` fails."""
+        self._words[self.rank * _ROW + _CLOSED] = 1
+
+    def _check_open(self, rank: int) -> None:
+        if self._words[rank * _ROW + _CLOSED]:
+            raise PeerFailedError(f"rank {rank} gave up a call that others had agreed to")
 
     def _number(self, rank: int, turn: int) -> int:
-        at, tag = rank * _SLOTS + turn % _SLOTS, turn % _TURNS
-        if self._words[at] >> _FIELD_BITS != tag:
+        at, tag = rank * _ROW + turn % _SLOTS, turn % _TURNS
+        if self._words[at] >> NUMBER_BITS != tag:
             self._wait(rank, at, tag)
-        number = self._words[at] & _GAVE_UP
-        if number == _GAVE_UP:
-            raise PeerFailedError(f"rank {rank} had given up waiting")
-        return number
+        return self._words[at] & ((1 << NUMBER_BITS) - 1)
 
     def _wait(self, rank: int, at: int, tag: int) -> None:
-        began = time.monotonic()
-        probed = began
-        while self._words[at] >> _FIELD_BITS != tag:
+        def posted() -> bool:
+            return self._words[at] >> NUMBER_BITS == tag
+
+        began = probed = time.monotonic()
+        while not posted():
+            self._check_open(rank)
             now = time.monotonic()
             if now - began < _BUSY_S:
                 os.sched_yield()
                 continue
-            if now - began > self.timeout:
+            if now - began > self.timeout and not posted():
                 raise PeerFailedError(f"rank {rank} did not come within {self.timeout:g} s")
-            if now - probed > _PROBE_S:
+            if now - probed > _PROBE_S and rank != self.rank:
                 probed = now
-                # It may have posted and left since the loop looked.
-                if self._left(rank) and self._words[at] >> _FIELD_BITS != tag:
+                if self._left(rank) and not posted():  # it may have posted, then left
                     raise PeerFailedError(f"rank {rank} left")
             time.sleep(_SLEEP_S)
 

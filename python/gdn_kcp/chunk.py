@@ -34,6 +34,8 @@ def _wide(tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | Non
 def _tensor(name: str, value) -> None:
     if not isinstance(value, torch.Tensor):
         raise InvalidArgumentError(f"{name}: expected a tensor, got {type(value).__name__}")
+    if value.device.type not in ("cpu", "cuda"):
+        raise InvalidArgumentError(f"{name}: expected on cpu or cuda, got {value.device}")
 
 
 def host_cu_seqlens(cu_seqlens, cu_seqlens_cpu) -> torch.Tensor | None:
@@ -124,11 +126,12 @@ def chunk_gated_delta_rule(
         o_t = scale * S_t^T q_t
 
     Args:
-        q, k: ``[B, T, H, K]`` (or ``[T, H, K]``), bf16, fp32 or fp64; packed documents: B = 1.
+        q, k: ``[B, T, H, K]`` (or ``[T, H, K]``), bf16, on a CPU fp32 or fp64 too; packed documents:
+            B = 1.
         v: ``[B, T, HV, V]`` like q, HV a multiple of H.
-        g: ``[B, T, HV]`` fp32, bf16 or fp64, <= 0, -inf allowed; with ``use_gate_in_kernel`` the raw
+        g: ``[B, T, HV]`` fp32, bf16 or fp64, <= 0 (not checked), -inf allowed; with ``use_gate_in_kernel`` the raw
             a of ``g = -exp(A_log) * softplus(a + dt_bias)``.
-        beta: ``[B, T, HV]`` fp32, bf16 or fp64, in [0, 2]; with ``use_beta_sigmoid_in_kernel`` the
+        beta: ``[B, T, HV]`` fp32, bf16 or fp64, in [0, 2] (not checked); with ``use_beta_sigmoid_in_kernel`` the
             raw b of ``sigmoid(b)``, times 2 with ``allow_neg_eigval``.
         scale: default ``K ** -0.5``.
         initial_state: ``[N, HV, K, V]`` fp32 (fp64 for fp64; bf16 and fp16 are widened);
@@ -137,7 +140,7 @@ def chunk_gated_delta_rule(
         use_qk_l2norm_in_kernel: q and k times ``rsqrt(sum of squares + 1e-6)`` inside.
         cu_seqlens: ``[N + 1]`` int32 or int64, in tokens; rows at and past the last are not read,
             their outputs and gradients are 0. On a GPU pass ``cu_seqlens_cpu`` too, which saves a
-            synchronisation.
+            synchronisation. cu_seqlens_cpu: the same on the host, beside it or alone.
         chunk_indices: accepted for compatibility, not needed.
         cp_context: a :class:`Context`; the call then runs over its ranks, and N counts the documents
             of the whole partition (a rank reads and writes the states of those that start and end
@@ -167,17 +170,17 @@ def chunk_gated_delta_rule(
 
     Source: docs/math.md, src/driver/call.cc.
     """
-    flags = (
-        (L2NORM if use_qk_l2norm_in_kernel else 0)
-        | (GATE_IN_KERNEL if use_gate_in_kernel else 0)
-        | (BETA_SIGMOID if use_beta_sigmoid_in_kernel else 0)
-        | (NEG_EIGVAL if allow_neg_eigval else 0)
-        | (STATE_V_FIRST if state_v_first else 0)
-    )
     try:
+        flags = (
+            (L2NORM if use_qk_l2norm_in_kernel else 0)
+            | (GATE_IN_KERNEL if use_gate_in_kernel else 0)
+            | (BETA_SIGMOID if use_beta_sigmoid_in_kernel else 0)
+            | (NEG_EIGVAL if allow_neg_eigval else 0)
+            | (STATE_V_FIRST if state_v_first else 0)
+        )
         check_tensors(q, k, v, g, beta, A_log, dt_bias, initial_state)
         check_deterministic(deterministic)
-        if chunk_size not in CHUNK_SIZES:
+        if not isinstance(chunk_size, int) or chunk_size not in CHUNK_SIZES:
             raise InvalidArgumentError(f"chunk_size: expected 16, 32 or 64, got {chunk_size!r}")
         initial_state = _wide(initial_state, q)
         if use_gate_in_kernel:

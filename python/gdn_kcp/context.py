@@ -12,6 +12,7 @@ from .errors import InvalidArgumentError, UnsupportedError, typed
 from .groups import check_member, member_of
 from .partition import Partition
 from .replay import Replays
+from .torch_group import collectives_asked
 
 
 class CallKey(NamedTuple):
@@ -117,7 +118,8 @@ class Context:
 
     @property
     def collectives(self) -> str:
-        """Whose run the calls' collectives: none, threads, torch.distributed or nccl (this library's)."""
+        """What runs the calls' collectives: ``nccl`` (this library's own), ``torch.distributed``,
+        ``threads``, or ``none`` on one rank."""
         return self.member.collectives
 
     def token_indices(self) -> torch.Tensor:
@@ -149,6 +151,8 @@ def usable_device(device) -> torch.device:
         found = torch.device(device)
     except (RuntimeError, TypeError):
         raise InvalidArgumentError(f"device: expected cpu or cuda, got {device!r}") from None
+    if found.type not in ("cpu", "cuda"):
+        raise UnsupportedError(f"device: expected cpu or cuda, got {found}")
     try:
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError) as error:  # AssertionError: a torch without CUDA
@@ -193,7 +197,10 @@ def build_context(
         partition: from :func:`partition`, the same on every rank.
         group: a torch.distributed process group (gloo for CPU tensors, NCCL for CUDA tensors), an
             :class:`InProcessGroup`, or None for one rank; as large as the partition's world size.
-            Beside a group of NCCL alone the first context makes a gloo group to agree in.
+            Beside a group that uses NCCL the first context makes a communicator of NCCL of this
+            library's own, which stays until the process ends (``GDN_COLLECTIVES=torch``: none, the calls'
+            collectives are torch's; ``nccl``: an error where it cannot be), and beside one of NCCL
+            alone a backend of gloo to agree over.
         rank: this rank in the group.
         device: where the tensors of the calls are.
         conv_kernel_size: taps of :func:`causal_conv1d` (at most), 1 to 8.
@@ -211,6 +218,7 @@ def build_context(
     context, digest = None, 0
     try:
         _check_partition(partition)
+        collectives_asked()
         digest = partition.digest
         check_member(member, rank, partition.world_size)
         if not isinstance(conv_kernel_size, int) or not 1 <= conv_kernel_size <= 8:

@@ -151,6 +151,9 @@ torch.library.impl("gdn_kcp::conv", "CUDA", composed_conv)
 torch.library.impl("gdn_kcp::conv_backward", "CUDA", composed_conv_backward)
 
 
+_DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+
+
 def causal_conv1d(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -193,7 +196,7 @@ def causal_conv1d(
             raise InvalidArgumentError(
                 f"cp_context: expected a gdn_kcp.Context, got {type(cp_context).__name__}"
             )
-    except InvalidArgumentError as error:
+    except Exception as error:  # noqa: BLE001: the other ranks wait to hear of any
         refuse(cp_context, error, "causal_conv1d")
     if weight.dim() == 3 and weight.shape[1] == 1:
         weight = weight.squeeze(1)
@@ -212,26 +215,51 @@ def causal_conv1d(
         raise typed(error) from None
 
 
-def _over_ranks(x, weight, bias, silu: bool, ctx: Context) -> torch.Tensor:
-    error, digest = None, 0
+def _check_over_ranks(x, weight, bias, ctx: Context) -> int:
+    """What all ranks must have in common, once nothing but the exchange can fail on this one."""
     width = weight.shape[-1] if weight.dim() == 2 else 0
     if not 1 <= width <= ctx.conv_kernel_size:
-        error = InvalidArgumentError(
+        raise InvalidArgumentError(
             f"weight: expected [C, W] with W of 1 to the context's conv_kernel_size "
             f"{ctx.conv_kernel_size}, got {list(weight.shape)}"
         )
-    elif x.dim() not in (2, 3) or x.shape[:-1].numel() != ctx.rows:
-        error = InvalidArgumentError(
+    if x.dim() not in (2, 3) or x.shape[:-1].numel() != ctx.rows:
+        raise InvalidArgumentError(
             f"x: expected {ctx.rows} rows, as the partition gives rank {ctx.rank}, got "
             f"{list(x.shape)}"
         )
-    elif weight.shape[0] != x.shape[-1]:
-        error = InvalidArgumentError(
-            f"weight: expected [{x.shape[-1]}, W], got {list(weight.shape)}"
+    channels = x.shape[-1]
+    if weight.shape[0] != channels:
+        raise InvalidArgumentError(f"weight: expected [{channels}, W], got {list(weight.shape)}")
+    if bias is not None and bias.shape != (channels,):
+        raise InvalidArgumentError(f"bias: expected [{channels}], got {list(bias.shape)}")
+    if x.stride(-1) != 1 and channels > 1:
+        raise InvalidArgumentError(
+            f"x: expected unit innermost stride, got strides {list(x.stride())}"
         )
-    else:
-        digest = x.shape[-1] * 64 + width * 8 + x.element_size() // 2
+    for name, value in (("x", x), ("weight", weight), ("bias", bias)):
+        if value is None:
+            continue
+        if value.dtype not in _DTYPES:
+            raise InvalidArgumentError(
+                f"{name}: expected bfloat16, float32 or float64, got "
+                f"{str(value.dtype).removeprefix('torch.')}"
+            )
+        if value.device.type != ctx.device.type:
+            raise InvalidArgumentError(
+                f"{name}: expected on {ctx.device}, as the context, got {value.device}"
+            )
+    return (channels * 16 + width) * 4 + _DTYPES.index(x.dtype)
+
+
+def _over_ranks(x, weight, bias, silu: bool, ctx: Context) -> torch.Tensor:
+    error, digest = None, 0
+    try:
+        digest = _check_over_ranks(x, weight, bias, ctx)
+    except Exception as raised:  # noqa: BLE001: the other ranks wait to hear of any
+        error = raised
     ctx.member.agree(error, digest, "causal_conv1d: channels, width or dtype")
+    width = weight.shape[-1]
     if width not in ctx.halos:
         ctx.halos[width] = Halo(ctx, width)
     prefix = HaloRows.apply(x.reshape(-1, x.shape[-1]), ctx.halos[width])

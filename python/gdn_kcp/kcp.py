@@ -82,8 +82,8 @@ def chunk_gdn_kcp(
     """The gated delta rule over the ranks of a context; every rank calls it with its own rows.
 
     Args:
-        q, k: ``[1, T, H, K]`` or ``[T, H, K]``, bf16, fp32 or fp64; T the rank's local tokens, in
-            the order of ``ctx.partition.token_indices(rank)``.
+        q, k: ``[1, T, H, K]`` or ``[T, H, K]``, bf16, on a CPU fp32 or fp64 too; T the rank's local
+            tokens, in the order of ``ctx.partition.token_indices(rank)``.
         v: ``[.., T, HV, V]`` like q; on a GPU K = V = 64 or 128 (:func:`chunk_gated_delta_rule` with
             ``cp_context`` pads others). g, beta: ``[.., T, HV]`` fp32, bf16 or fp64.
         ctx: from :func:`build_context`.

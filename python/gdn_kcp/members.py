@@ -26,6 +26,9 @@ class AgreesAtOnce:
     def open(self, device: torch.device) -> None:
         """Nothing to open."""
 
+    def give_up(self, why: BaseException) -> None:
+        """Nobody to tell: a thread's failure ends the others' waits."""
+
     def begin_agreement(self, error: Exception | None, digest: int, what: str) -> Settle:
         self.agree(error, digest, what)
         return lambda: None

@@ -164,6 +164,8 @@ Result<std::unique_ptr<Communicator>> make_nccl_communicator(void* nccl_comm, Co
       std::make_unique<NcclCommunicator>(**api, nccl_comm, shape, host, /*owned=*/false));
 }
 
+Status find_nccl() { return nccl::api().status(); }
+
 Result<NcclId> make_nccl_id() {
   const Result<const nccl::Api*> api = nccl::api();
   if (!api) return api.status();
@@ -185,7 +187,7 @@ Result<std::unique_ptr<Communicator>> make_nccl_communicator(const NcclId& id, i
 }
 
 Result<std::unique_ptr<Communicator>> make_nccl_communicator(Communicator& host) {
-  GDN_RETURN_IF_ERROR(host.agree(nccl::api().status()));
+  GDN_RETURN_IF_ERROR(host.agree(find_nccl()));
   Result<NcclId> id = host.rank() == 0 ? make_nccl_id() : NcclId{};
   GDN_RETURN_IF_ERROR(host.agree(id.status()));
   std::vector<int64_t> bytes(host.size(), 0);

@@ -4,6 +4,8 @@ Usage: gloo_worker.py [leaves|never comes], in a torchrun-style environment (RAN
 MASTER_ADDR, MASTER_PORT). With a word the last rank does that before a call, and the others must end.
 """
 
+import contextlib
+import inspect
 import os
 import sys
 import time
@@ -85,16 +87,98 @@ def errors(partition, ctx, rank, inputs):
     gdn_kcp.chunk_gdn_kcp(*local, ctx)
 
 
+def nccl_alone():
+    """Groups of gloo as if they were of NCCL alone."""
+    return mock.patch.object(dist, "get_backend_config", lambda group: "cuda:nccl")
+
+
 def errors_without_a_cpu_backend(rank, W, inputs):
-    """As with NCCL alone: the ranks agree in a group of their own, one for all contexts."""
+    """As with NCCL alone: the ranks agree over a gloo backend of their own, one for all contexts."""
     partition = gdn_kcp.partition(CU, W)
-    with mock.patch.object(dist, "get_backend_config", lambda group: "cuda:nccl"):
-        ctx, other = (
-            gdn_kcp.build_context(partition, dist.group.WORLD, rank, "cpu") for _ in range(2)
-        )
+    group = dist.new_group()
+    with nccl_alone():
+        ctx, other = (gdn_kcp.build_context(partition, group, rank, "cpu") for _ in range(2))
     errors(partition, ctx, rank, inputs)
     errors(partition, other, rank, inputs)
-    assert list(gdn_kcp.torch_group._control_groups) == [dist.group.WORLD]
+    assert ctx.member.host is other.member.host
+
+
+def some_ranks_in_more_groups(rank, W, inputs):
+    """As with NCCL alone, where the last rank is in a group more than the others."""
+    others = dist.new_group([W - 1])
+    group = dist.new_group()
+    with nccl_alone():
+        if rank == W - 1:
+            gdn_kcp.build_context(gdn_kcp.partition(CU, 1), others, 0, "cpu")
+        ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, W), group, rank, "cpu")
+    errors(ctx.partition, ctx, rank, inputs)
+
+
+def ranks_in_another_order(rank, W, inputs, want, do):
+    """A group whose ranks are not those of the world; named in errors as the group counts."""
+    if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+        return
+    group = dist.new_group(list(range(W))[::-1], sort_ranks=False)
+    mine = W - 1 - rank
+    for alone in (contextlib.nullcontext(), nccl_alone()):
+        with alone:
+            ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, W), group, mine, "cpu")
+        check(ctx.partition, ctx, mine, inputs, want, do, "plain", "a2a")
+        errors(ctx.partition, ctx, mine, inputs)
+        group = dist.new_group(list(range(W))[::-1], sort_ranks=False)
+
+
+def asked_collectives(rank, W):
+    partition = gdn_kcp.partition(CU, W)
+    for asked, expected in (
+        ("mpi", "GDN_COLLECTIVES: expected nccl or torch, got 'mpi'"),
+        ("nccl", "GDN_COLLECTIVES: expected what can be, got nccl: rank 0: the context is on cpu"),
+    ):
+        with mock.patch.dict(os.environ, {"GDN_COLLECTIVES": asked} if rank == 0 else {}):
+            try:
+                gdn_kcp.build_context(partition, dist.group.WORLD, rank, "cpu")
+            except (gdn_kcp.InvalidArgumentError, gdn_kcp.UnsupportedError) as error:
+                assert expected in str(error), error
+            else:
+                raise AssertionError("no error")
+
+
+def errors_found_by_autograd(ctx, rank, inputs):
+    """A backward that cannot begin on one rank."""
+    local = local_rows(ctx.partition, rank, inputs)
+    leaf = local[0].detach().requires_grad_()
+    q = leaf * 1
+    o = gdn_kcp.chunk_gdn_kcp(q, *local[1:], ctx)
+    if rank == 1:
+        q.data.add_(0)
+        with torch.no_grad():
+            q.add_(0)
+    try:
+        o.sum().backward()
+    except RuntimeError as error:
+        assert "inplace" in str(error) or "in-place" in str(error), error
+    else:
+        raise AssertionError("no error")
+    gdn_kcp.chunk_gdn_kcp(*local, ctx).sum().backward()
+
+
+def conv_errors(ctx, rank):
+    x = torch.randn(1, ctx.local_tokens, 6, dtype=torch.float64)
+    weight = torch.randn(6, 4, dtype=torch.float64)
+    for bad, name in (
+        (dict(bias=torch.zeros(5, dtype=torch.float64)), "bias: expected [6]"),
+        (dict(x=x.long()), "x: expected bfloat16, float32 or float64"),
+        (dict(x=x.transpose(1, 2).contiguous().transpose(1, 2)), "x: expected unit innermost"),
+        (dict(x=x.to("meta")), "x: expected on cpu"),
+    ):
+        arguments = {"x": x, "weight": weight, **(bad if rank == 1 else {})}
+        try:
+            gdn_kcp.causal_conv1d(**arguments, cp_context=ctx)
+        except gdn_kcp.InvalidArgumentError as error:
+            assert f"rank 1: {name}" in str(error), error
+        else:
+            raise AssertionError("no error")
+    gdn_kcp.causal_conv1d(x, weight, cp_context=ctx)
 
 
 def errors_over_several_hosts(rank, W, inputs):
@@ -107,18 +191,18 @@ def errors_over_several_hosts(rank, W, inputs):
 
     with mock.patch.object(gdn_kcp.board, "Board", board):
         ctx = gdn_kcp.build_context(partition, dist.new_group(), rank, "cpu")
-    assert ctx.member._board is None
+    assert ctx.member.host.board is None
     errors(partition, ctx, rank, inputs)
 
 
 def own_communicator(rank, W, inputs, want, do):
     """The library's own calls of NCCL, here of a stand-in on host memory, in place of torch's."""
     group = dist.new_group()
-    with mock.patch.object(gdn_kcp.torch_group, "_takes_nccl", lambda group, device: rank < W - 1):
+    with mock.patch.object(gdn_kcp.torch_group, "_why_not_nccl", lambda *_: "" if rank < W - 1 else "no"):
         ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, W), group, rank, "cpu")
     assert ctx.collectives == "torch.distributed"  # one rank without: all without
     group = dist.new_group()
-    with mock.patch.object(gdn_kcp.torch_group, "_takes_nccl", lambda group, device: True):
+    with mock.patch.object(gdn_kcp.torch_group, "_why_not_nccl", lambda *_: ""):
         for layout in LAYOUTS:
             partition = gdn_kcp.partition(CU, W, layout)
             ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
@@ -130,11 +214,34 @@ def own_communicator(rank, W, inputs, want, do):
     errors(partition, ctx, rank, inputs)
 
 
+def one_rank_fails_alone(rank, W, inputs):
+    """After it has told the others that it will go on: no call goes on with them again."""
+    with mock.patch.object(gdn_kcp.torch_group, "_why_not_nccl", lambda *_: ""):
+        ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, W), dist.new_group(), rank, "cpu")
+    local = local_rows(ctx.partition, rank, inputs)
+    gdn_kcp.chunk_gdn_kcp(*local, ctx)
+    if rank == 1:
+        os.environ["FAKE_NCCL_ASYNC_ERROR"] = "6"
+    try:
+        gdn_kcp.chunk_gdn_kcp(*local, ctx)
+        assert rank != 1
+    except gdn_kcp.PeerFailedError as error:  # on other ranks where they wait for this one's block
+        assert rank != 1 or "an earlier collective" in str(error), error
+    os.environ.pop("FAKE_NCCL_ASYNC_ERROR", None)
+    for _ in range(2):
+        try:
+            gdn_kcp.chunk_gdn_kcp(*local, ctx)
+        except gdn_kcp.PeerFailedError as error:
+            assert "gave up" in str(error) or "in an earlier call" in str(error), error
+        else:
+            raise AssertionError("no error")
+
+
 def without_the_last(how, rank, W, inputs):
     partition = gdn_kcp.partition(CU, W)
     group = dist.new_group(timeout=timedelta(seconds=LIMIT))
     own = "GDN_NCCL_LIBRARY" in os.environ
-    with mock.patch.object(gdn_kcp.torch_group, "_takes_nccl", lambda group, device: own):
+    with mock.patch.object(gdn_kcp.torch_group, "_why_not_nccl", lambda *_: "" if own else "no"):
         ctx = gdn_kcp.build_context(partition, group, rank, "cpu")
     assert (ctx.collectives == "nccl") == own
     local = local_rows(partition, rank, inputs)
@@ -179,8 +286,15 @@ def main() -> None:
     errors(partition, ctx, rank, inputs)
     errors_without_a_cpu_backend(rank, W, inputs)
     errors_over_several_hosts(rank, W, inputs)
+    some_ranks_in_more_groups(rank, W, inputs)
+    ranks_in_another_order(rank, W, inputs, want, do)
+    asked_collectives(rank, W)
+    errors_found_by_autograd(ctx, rank, inputs)
+    conv_errors(ctx, rank)
     if "GDN_NCCL_LIBRARY" in os.environ:
         own_communicator(rank, W, inputs, want, do)
+        if W == 2:  # of more, some would wait for a block for as long as the stand-in does
+            one_rank_fails_alone(rank, W, inputs)
     dist.barrier()
     dist.destroy_process_group()
     print(f"rank {rank} of {W}: passed")

@@ -65,18 +65,11 @@ def test_both_read_what_both_posted_in_every_turn(place, first):
         ended(peer)
 
 
-def test_a_rank_that_is_killed_or_too_late_is_named(place):
-    mine = board.Board(*place, 0, 2, 1.0)
+def test_a_rank_that_is_killed_is_named(place):
+    mine = board.Board(*place, 0, 2, 60)
     peer = start(place, turns=1)
     try:
-        mine.timeout = 60
         assert mine.read(mine.post(0)) == [0, 1000]
-        mine.timeout = 0.3
-        began = time.monotonic()
-        with pytest.raises(PeerFailedError, match="rank 1 did not come within 0.3 s"):
-            mine.read(mine.post(0))
-        assert time.monotonic() - began < 30
-        mine.timeout = 60
         assert peer.stdout.readline() == "posted\n"
         peer.send_signal(signal.SIGKILL)
         with pytest.raises(PeerFailedError, match="rank 1 left"):
@@ -85,14 +78,50 @@ def test_a_rank_that_is_killed_or_too_late_is_named(place):
         ended(peer)
 
 
-def test_who_comes_too_late_learns_that_the_others_gave_up(place):
+def test_a_rank_that_is_too_late_is_named(place):
     mine = board.Board(*place, 0, 2, 0.3)
     peer = start(place, turns=0)
     try:
+        began = time.monotonic()
+        with pytest.raises(PeerFailedError, match="rank 1 did not come within 0.3 s"):
+            mine.read(mine.post(0))
+        assert time.monotonic() - began < 30
+    finally:
+        ended(peer)
+
+
+def test_a_board_that_one_rank_closed_is_closed_for_all(place):
+    mine = board.Board(*place, 0, 2, 0.3)
+    peer = start(place, turns=1)
+    try:
+        assert mine.read(mine.post(0)) == [0, 1000]
         with pytest.raises(PeerFailedError, match="rank 1 did not come"):
             mine.read(mine.post(0))
-        with pytest.raises(PeerFailedError, match="rank 0 had given up waiting"):
-            mine._number(0, 1)  # as rank 1 would read it
+        ended(peer)
+        view = board.Board(*place, 1, 2, 60)  # what rank 1 would see, came it now
+        view._turns = itertools.count(2)
+        with pytest.raises(PeerFailedError, match="rank 0 gave up a call"):
+            view.read(view.post(0))
+        with pytest.raises(PeerFailedError, match="gave up a call"):
+            mine.read(mine.post(0))
+    finally:
+        ended(peer)
+
+
+def test_an_interrupted_rank_closes_the_board(place, monkeypatch):
+    mine = board.Board(*place, 0, 2, 60)
+
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    peer = start(place, turns=0)
+    try:
+        monkeypatch.setattr(board.time, "sleep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            mine.read(mine.post(0))
+        monkeypatch.undo()
+        with pytest.raises(PeerFailedError, match="rank 0 gave up a call"):
+            mine.read(mine.post(0))
     finally:
         ended(peer)
 

@@ -1,0 +1,136 @@
+"""How the ranks of a torch.distributed group agree on the host, before their devices talk.
+
+In memory that they share (board.py) where all are on one host, else over gloo: the group's own, or where
+it has none (NCCL alone) one made beside it over the same store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from datetime import timedelta
+from typing import Callable
+
+import torch
+import torch.distributed as dist
+
+from . import board
+from .errors import Error, PeerFailedError
+
+_LONG = timedelta(minutes=10)  # where a group does not tell its timeout: NCCL's own
+
+
+@contextlib.contextmanager
+def peers():
+    """What torch raises where a rank is gone, as our own error."""
+    try:
+        yield
+    except Error:
+        raise
+    except RuntimeError as error:
+        why = f"{error}".split("\n")[0]
+        raise PeerFailedError(f"another rank failed, left, or never came: {why}") from error
+
+
+def backends_of(group: dist.ProcessGroup) -> str:
+    """As ``cpu:gloo,cuda:nccl``."""
+    return str(dist.get_backend_config(group))
+
+
+def _timeout_of(group: dist.ProcessGroup) -> timedelta:
+    for device in ("cpu", "cuda"):
+        with contextlib.suppress(AttributeError, RuntimeError):  # no such backend, or it does not tell
+            return group._get_backend(torch.device(device)).options._timeout
+    return _LONG
+
+
+def _gloo_of(group: dist.ProcessGroup):
+    """A backend of gloo with the group's ranks, in their order."""
+    if "gloo" in backends_of(group):
+        return group._get_backend(torch.device("cpu"))
+    store = dist.distributed_c10d._get_process_group_store(group)
+    return dist.ProcessGroupGloo(
+        dist.PrefixStore("gdn_kcp", store), dist.get_rank(group), dist.get_world_size(group),
+        timeout=_timeout_of(group),
+    )
+
+
+class HostGroup:
+    """One rank's part of it; every rank of ``group`` makes one, together."""
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._closed: str | None = None  # why
+        with peers():
+            self._gloo = _gloo_of(group)
+        self.board = self._shared_board(_timeout_of(group).total_seconds())
+
+    def _shared_board(self, timeout: float) -> board.Board | None:
+        """None on every rank where one cannot open it."""
+        place = board.create(self.size) if self.rank == 0 else None
+        made = place
+        mine = None
+        try:
+            place = self.gather(place)[0]
+            if place is not None:
+                with contextlib.suppress(OSError):  # of another host
+                    mine = board.Board(*place, self.rank, self.size, timeout)
+            return mine if all(self.gather(mine is not None)) else None
+        finally:
+            if made is not None:
+                os.unlink(made[0])
+
+    def gather(self, value) -> list:
+        """The small ``value`` of every rank, by rank. As torch's all_gather_object, which needs NumPy."""
+        mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        with peers():
+            lengths = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
+            self._gloo.allgather([lengths], [torch.tensor([mine.numel()])]).wait()
+            most = max(int(length) for length in lengths)
+            rows = [torch.empty(most, dtype=torch.uint8) for _ in range(self.size)]
+            padded = torch.nn.functional.pad(mine, (0, most - mine.numel()))
+            self._gloo.allgather([rows], [padded]).wait()
+        return [pickle.loads(bytes(row[: int(n)].tolist())) for row, n in zip(rows, lengths)]
+
+    def close(self, why: BaseException) -> None:
+        """This rank will not go on with what others may have agreed to: every later agreement fails."""
+        self._closed = self._closed or f"{type(why).__name__} in an earlier call: {why}"
+        if self.board is not None:
+            self.board.close()
+
+    def begin(self, failed: bool, digest: int) -> Callable[[], tuple[bool, bool]]:
+        """What will say whether any rank failed, and whether all digests are the same.
+
+        PeerFailedError, now or then: a rank left, did not come in time, or closed its part.
+        """
+        if self._closed is not None:
+            raise PeerFailedError(self._closed)
+        return (self._begin_over_gloo if self.board is None else self._begin_on_board)(failed, digest)
+
+    def _begin_on_board(self, failed: bool, digest: int) -> Callable[[], tuple[bool, bool]]:
+        bits = board.NUMBER_BITS - 1  # of the digest; above them whether this rank failed
+        turn = self.board.post(failed << bits | digest & ((1 << bits) - 1))
+
+        def result() -> tuple[bool, bool]:
+            try:
+                numbers = self.board.read(turn)
+            except PeerFailedError as error:
+                raise PeerFailedError(f"another rank failed, left, or never came: {error}") from None
+            return any(number >> bits for number in numbers), len(set(numbers)) == 1
+
+        return result
+
+    def _begin_over_gloo(self, failed: bool, digest: int) -> Callable[[], tuple[bool, bool]]:
+        digest &= (1 << 62) - 1  # so that its negative fits too
+        state = torch.tensor([failed, digest, -digest], dtype=torch.int64)
+        with peers():
+            work = self._gloo.allreduce([state], dist.ReduceOp.MAX)
+
+        def result() -> tuple[bool, bool]:
+            with peers():
+                work.wait()
+            failed, most, least = state.tolist()
+            return bool(failed), most == -least
+
+        return result
