@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <sstream>
 
 #include "base/thread_pool.h"
 #include "command.h"
@@ -13,21 +14,26 @@ namespace {
 
 using namespace gdn::cli;  // NOLINT: this file is the program
 
-// What is wrong, in words of our own where CLI11 lists all that it could not place.
-std::string words(const CLI::App* app, const CLI::Error& error) {
-  if (error.get_name() != "ExtrasError") return error.what();
-  const std::vector<std::string> extras = app->remaining(true);
-  for (const std::string& extra : extras) {
-    if (extra.starts_with('-')) return "expected an option of --help, got '" + extra + "'";
+// What is wrong; CLI11 lists all words that it could not place, the last one first.
+std::string words(const CLI::Error& error) {
+  const std::string all = error.what();
+  const size_t list = all.find(": ");
+  const bool extras = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+  if (!extras || list == std::string::npos) return all;
+  std::istringstream rest(all.substr(list + 2));
+  std::string word, option;
+  while (rest >> word) {
+    if (word.starts_with('-')) option = word;
   }
-  return extras.empty() ? error.what() : "expected no more words, got '" + extras.front() + "'";
+  return option.empty() ? "expected no more words, got '" + word + "'"
+                        : "expected an option of --help, got '" + option + "'";
 }
 
 // As every other error of the program, and where to read on.
 std::string failure(const CLI::App* app, const CLI::Error& error) {
   const auto parsed = app->get_subcommands();
   const std::string command = parsed.empty() ? "" : parsed.front()->get_name();
-  return "gdn: " + (command.empty() ? "" : command + ": ") + words(app, error) + "\nSee gdn " +
+  return "gdn: " + (command.empty() ? "" : command + ": ") + words(error) + "\nSee gdn " +
          (command.empty() ? "" : command + " ") + "--help\n";
 }
 
