@@ -69,6 +69,7 @@ def typed(error: RuntimeError) -> RuntimeError:
         if not schema:
             return error
         expected, name, got = schema.groups()
+        expected = re.sub(r"^Optional\[(.*)\]$", r"\1 or None", expected)
         return InvalidArgumentError(f"{_OUR_NAME.get(name, name)}: expected {expected}, got {got}")
     # What C++ threw may carry a trace after its own lines.
     message = found.group(2).split("\nException raised from")[0].rstrip()

@@ -110,7 +110,7 @@ class TorchMember:
     def give_up(self, why: BaseException) -> None:
         """This rank fails alone in what others may have agreed to: they hear of it in their next
         agreement, and nothing that is enqueued waits for them."""
-        self.host.close(why)
+        self.host.close(typed(why) if isinstance(why, RuntimeError) else why)
         if self.communicator:
             ops.nccl_abandon(self.communicator)
 

@@ -56,7 +56,7 @@ CASES = [
     (broken({}, cp_context="ranks"), "cp_context: expected a gdn_kcp.Context, got str"),
     (broken({}, scale=float("nan")), "scale: expected a finite number"),
     (broken({"q": lambda t: t.tolist()}), "q: expected a tensor, got list"),
-    (broken({}, scale="a"), r"scale: expected Optional\[float\], got str"),
+    (broken({}, scale="a"), "scale: expected float or None, got str"),
     (broken({}, output_final_state="x"), "output_final_state: expected bool, got str"),
     (broken({}, deterministic="yes"), "deterministic: expected None, True or False, got 'yes'"),
     *((broken({}, chunk_size=size), f"chunk_size: expected 16, 32 or 64, got {size!r}")
