@@ -1,5 +1,8 @@
-"""Watts, joules and milliseconds of the operator at workload M on a GPU, back to back for seconds, so at the power
-cap where it has one. lab/sm90/energy.cu has the parts. Usage: python lab/energy_of_calls.py [SECONDS]"""
+"""Watts, joules and milliseconds of the operator at workload M on a GPU, back to back for seconds, so at
+the power cap where it has one. lab/sm90/energy.cu has the parts.
+
+Usage: python lab/energy_of_calls.py [SECONDS]
+"""
 
 import ctypes
 import sys
@@ -45,8 +48,11 @@ def measure(meter: Meter, name: str, call, seconds: float) -> None:
     before = meter.joules()
     calls, clock, spent = run(seconds)
     joules = meter.joules() - before
-    print(f"{name:34} {joules / spent:5.0f} W  {joules / calls:6.3f} J  {1e3 * spent / calls:6.3f} ms  {clock} MHz",
-          flush=True)
+    print(
+        f"{name:34} {joules / spent:5.0f} W  {joules / calls:6.3f} J  {1e3 * spent / calls:6.3f} ms  "
+        f"{clock} MHz",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -60,7 +66,8 @@ def main() -> None:
 
     x = [torch.nn.functional.normalize(normal(H, D), dim=-1) for _ in range(2)] + [normal(HV, D)]
     x = [t.to(torch.bfloat16) for t in x]
-    # model gates: -A softplus(normal + bias), A uniform in [1, 16), softplus(bias) log-uniform in [1e-3, 1e-1]
+    # model gates: -A softplus(normal + bias), A uniform in [1, 16), softplus(bias) log-uniform in
+    # [1e-3, 1e-1]
     a = 1 + 15 * torch.rand(HV, generator=random, device="cuda")
     step = torch.exp(torch.rand(HV, generator=random, device="cuda") * 4.6 - 6.9)
     x += [-a * torch.nn.functional.softplus(normal(HV) + torch.log(torch.expm1(step))), normal(HV).sigmoid()]
@@ -76,8 +83,8 @@ def main() -> None:
     o = gdn_kcp.chunk_gdn_kcp(*x, context)
     kept = gdn_kcp.chunk_gdn_kcp(*x, context, save_mode="light_akk")
     measure(meter, "forward", forward, seconds)
-    measure(meter, "backward", lambda: torch.autograd.grad(o, x, do, retain_graph=True), seconds)
-    measure(meter, "backward, prepared data kept", lambda: torch.autograd.grad(kept, x, do, retain_graph=True), seconds)
+    for name, made in (("backward", o), ("backward, prepared data kept", kept)):
+        measure(meter, name, lambda: torch.autograd.grad(made, x, do, retain_graph=True), seconds)
 
 
 if __name__ == "__main__":

@@ -136,8 +136,11 @@ def _begin(call: Call, op, args: tuple, q, v, what: str, kind: int):
         digest = ctx.digest(q, v, call.scale, call.flags) + kind
         if ctx.member.communicator:
             ops.call_start(results[-1])
-    except RuntimeError as raised:
-        error = typed(raised)
+    except Exception as raised:  # noqa: BLE001: the other ranks wait to hear of any
+        error = typed(raised) if isinstance(raised, RuntimeError) else raised
+    except BaseException as interrupt:  # nobody would hear of it
+        ctx.member.give_up(interrupt)
+        raise
     try:
         settle = ctx.member.begin_agreement(error, digest, what)
         if error is not None:

@@ -129,10 +129,10 @@ def chunk_gated_delta_rule(
         q, k: ``[B, T, H, K]`` (or ``[T, H, K]``), bf16, on a CPU fp32 or fp64 too; packed documents:
             B = 1.
         v: ``[B, T, HV, V]`` like q, HV a multiple of H.
-        g: ``[B, T, HV]`` fp32, bf16 or fp64, <= 0 (not checked), -inf allowed; with ``use_gate_in_kernel`` the raw
-            a of ``g = -exp(A_log) * softplus(a + dt_bias)``.
-        beta: ``[B, T, HV]`` fp32, bf16 or fp64, in [0, 2] (not checked); with ``use_beta_sigmoid_in_kernel`` the
-            raw b of ``sigmoid(b)``, times 2 with ``allow_neg_eigval``.
+        g: ``[B, T, HV]`` fp32, bf16 or fp64, <= 0 (not checked), -inf allowed; with
+            ``use_gate_in_kernel`` the raw a of ``g = -exp(A_log) * softplus(a + dt_bias)``.
+        beta: ``[B, T, HV]`` fp32, bf16 or fp64, in [0, 2] (not checked); with
+            ``use_beta_sigmoid_in_kernel`` the raw b of ``sigmoid(b)``, times 2 with ``allow_neg_eigval``.
         scale: default ``K ** -0.5``.
         initial_state: ``[N, HV, K, V]`` fp32 (fp64 for fp64; bf16 and fp16 are widened);
             ``[N, HV, V, K]`` with ``state_v_first``; N documents, or B.

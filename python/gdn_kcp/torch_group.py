@@ -101,7 +101,7 @@ class TorchMember:
             known[key] = _new_communicator(self.host, why_not, device)
         self.communicator, why_not = known[key]
         if not self.communicator and any(asked == "nccl" for _, asked in ranks):
-            raise UnsupportedError(f"GDN_COLLECTIVES: expected what can be, got nccl: {why_not}")
+            raise UnsupportedError(f"GDN_COLLECTIVES: expected torch or none here, got nccl: {why_not}")
 
     @property
     def collectives(self) -> str:

@@ -1,7 +1,10 @@
-"""Ranks of a group of NCCL alone, through PyTorch, on as many GPUs: that the library's own communicator gives the bits of
-torch's collectives, that every rank hears what one brings wrong, before the first collective, that the next call
-works, and what a call, its agreement and either kind of collectives take.
-torchrun --nproc-per-node W tests/gpu/nccl_ranks.py [CALLS]. Exit status 1 if bits differ or an error is not heard."""
+"""Ranks of a group of NCCL alone, through PyTorch, on as many GPUs: that the library's own communicator
+gives the bits of torch's collectives, that every rank hears what one brings wrong before the first
+collective, that the next call works, and what a call, its agreement and either kind of collectives take.
+
+Usage: torchrun --nproc-per-node W tests/gpu/nccl_ranks.py [CALLS]. Exit status 1 if bits differ or an
+error is not heard.
+"""
 
 import os
 import statistics
@@ -125,7 +128,8 @@ def main() -> int:
         torchs = gdn_kcp.build_context(partition, others, rank, device)
         assert (own.collectives, torchs.collectives) == ("nccl", "torch.distributed"), own
         x = operands(partition.local_tokens(rank), heads)
-        for name, a, b in zip(("o", *("d" + name for name in NAMES)), step(x, own, True), step(x, torchs, True)):
+        both = zip(("o", *("d" + name for name in NAMES)), step(x, own, True), step(x, torchs, True))
+        for name, a, b in both:
             if not torch.equal(a, b):
                 print(f"rank {rank}, {shape}: {name} differs between the collectives", flush=True)
                 passed = False

@@ -132,7 +132,7 @@ def asked_collectives(rank, W):
     partition = gdn_kcp.partition(CU, W)
     for asked, expected in (
         ("mpi", "GDN_COLLECTIVES: expected nccl or torch, got 'mpi'"),
-        ("nccl", "GDN_COLLECTIVES: expected what can be, got nccl: rank 0: the context is on cpu"),
+        ("nccl", "GDN_COLLECTIVES: expected torch or none here, got nccl: rank 0: the context is on cpu"),
     ):
         with mock.patch.dict(os.environ, {"GDN_COLLECTIVES": asked} if rank == 0 else {}):
             try:
