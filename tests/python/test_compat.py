@@ -116,6 +116,17 @@ def test_fla_dispatch(monkeypatch):
     assert "gdn_kcp" not in registry._backends
 
 
+def test_fla_keeps_dtypes_that_a_gpu_does_not_take():
+    assert fla.refused_dtype("cuda", torch.bfloat16) is None
+    assert fla.refused_dtype("cpu", torch.float64) is None
+    for dtype in (torch.float32, torch.float64):
+        assert fla.refused_dtype("cuda", dtype) == f"q: expected bfloat16 on a GPU, got {dtype}"
+    if torch.cuda.is_available():  # else there is no autocast for it
+        with torch.autocast("cuda", torch.bfloat16):
+            assert fla.refused_dtype("cuda", torch.float32) is None
+            assert fla.refused_dtype("cuda", torch.float64) is not None
+
+
 def test_fla_keeps_head_dims_that_no_padding_helps():
     for dims in ((60, 60), (64, 100), (128, 128), (1, 1)):
         assert fla.refused_dims("cuda", *dims) is None

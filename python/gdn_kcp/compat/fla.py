@@ -67,6 +67,16 @@ def refused_dims(device_type: str, dim_k: int, dim_v: int) -> str | None:
     return f"head dims: expected at most {CUDA_DIMS[-1]} on a GPU, got K = {dim_k}, V = {dim_v}"
 
 
+def refused_dtype(device_type: str, dtype: torch.dtype) -> str | None:
+    """Why q's dtype is not taken, after what autocast makes of it; None if it is."""
+    if device_type != "cuda" or dtype == torch.bfloat16:
+        return None
+    cast = dtype == torch.float32 and torch.is_autocast_enabled(device_type)
+    if cast and torch.get_autocast_dtype(device_type) == torch.bfloat16:
+        return None
+    return f"q: expected bfloat16 on a GPU, got {dtype}"
+
+
 def refusal(q, k, v, g, beta, cp_context=None, initial_state=None, **options) -> str | None:
     """Why this package does not take a call; None if it does."""
     unknown = [n for n, value in options.items() if n not in _KNOWN and value is not None]
@@ -83,7 +93,9 @@ def refusal(q, k, v, g, beta, cp_context=None, initial_state=None, **options) ->
         return f"initial_state: expected float32, got {initial_state.dtype}"
     if q.device.type not in ("cpu", "cuda"):
         return f"device: expected cpu or cuda, got {q.device}"
-    reason = refused_dims(q.device.type, q.shape[-1], v.shape[-1])
+    reason = refused_dtype(q.device.type, q.dtype) or refused_dims(
+        q.device.type, q.shape[-1], v.shape[-1]
+    )
     if reason is not None:
         return reason
     refused = [f"{b.name}: {b.refusal}" for b in backends(q.device)]
