@@ -77,8 +77,8 @@ def train(args, rank: int, ranks: int, group) -> list[float]:
         optimizer, lambda s: min((s + 1) / 10, 1.0) * (1 - 0.9 * s / args.steps))
     documents = texts(args.files)
     generator = torch.Generator().manual_seed(args.seed)
-    bar = tqdm(total=args.steps, disable=rank != 0, desc=f"{ranks} rank{'s' * (ranks > 1)}",
-               dynamic_ncols=True, mininterval=0.5)
+    bar = tqdm(total=args.steps, desc=f"{ranks} rank{'s' * (ranks > 1)}", dynamic_ncols=True,
+               mininterval=0.5, disable=True if rank != 0 else None)  # None: in a terminal alone
     losses, began = [], time.time()
     for step in range(args.steps):
         inputs, targets, cu = packed_batch(documents, generator, args.tokens, args.document)
