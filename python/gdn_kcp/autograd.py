@@ -12,7 +12,7 @@ from . import head_dims
 from ._library import ops
 from .context import CallKey
 from .errors import InvalidArgumentError, UnsupportedError, typed
-from .members import Settle
+from .members import Settle, out_of_step
 
 _TENSORS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
 
@@ -71,9 +71,11 @@ def check_deterministic(value) -> None:
         raise InvalidArgumentError(f"deterministic: expected None, True or False, got {value!r}")
 
 
-def refuse(ctx, error: Exception, what: str):
+def refuse(ctx, error: BaseException, what: str):
     """Raises an error that was found before a call began, on the other ranks of ``ctx`` too."""
-    if getattr(ctx, "world_size", 1) > 1:
+    if not isinstance(error, Exception):
+        out_of_step(ctx, error)  # an interrupt, which is this rank's alone
+    elif getattr(ctx, "world_size", 1) > 1:
         ctx.member.agree(error, 0, what)
     raise error
 
@@ -138,8 +140,9 @@ def _begin(call: Call, op, args: tuple, q, v, what: str, kind: int):
             ops.call_start(results[-1])
     except Exception as raised:  # noqa: BLE001: the other ranks wait to hear of any
         error = typed(raised) if isinstance(raised, RuntimeError) else raised
-    except BaseException as interrupt:  # nobody would hear of it
-        ctx.member.give_up(interrupt)
+    except BaseException:
+        if results is not None:
+            ops.call_free(results[-1])
         raise
     try:
         settle = ctx.member.begin_agreement(error, digest, what)
@@ -152,17 +155,27 @@ def _begin(call: Call, op, args: tuple, q, v, what: str, kind: int):
     return results[:-1], results[-1], settle
 
 
+def _of_call(call: Call, error: BaseException) -> BaseException:
+    """What a call raises. One that all ranks take part in ends the agreements if they did not hear of
+    it; one that makes a forward again from what an earlier one kept asks no other rank."""
+    if isinstance(error, RuntimeError):
+        error = typed(error)
+    if call.again is None:
+        out_of_step(call.ctx, error)
+    return error
+
+
 def run_forward(call: Call, inputs: tuple, save: bool):
     """(o, final_state, saved) of ``inputs`` = q, k, v, g, beta, A_log, dt_bias, initial_state."""
     ctx = call.ctx
     head_dims.last_padding = call.padding
-    if call.replays is not None and call.again is None:
-        eager = call.eager()
-        return call.replays.call(
-            call, "forward", (save, call.want_final), inputs,
-            lambda own: run_forward(eager, own, save),
-        )
     try:
+        if call.replays is not None and call.again is None:
+            eager = call.eager()
+            return call.replays.call(
+                call, "forward", (save, call.want_final), inputs,
+                lambda own: run_forward(eager, own, save),
+            )
         if ctx is None or ctx.world_size == 1 or call.again is not None:
             return ops.forward(
                 0 if ctx is None else ctx.handle, call.cu_seqlens, *inputs, call.scale, call.flags,
@@ -175,21 +188,21 @@ def run_forward(call: Call, inputs: tuple, save: bool):
         )
         _advance(ctx, handle, settle)
         return results
-    except RuntimeError as error:
-        raise typed(error) from None
+    except BaseException as error:
+        raise _of_call(call, error) from None
 
 
 def run_backward(call: Call, inputs: tuple, do, dfinal_state, saved, packed: bool):
     """Gradients of ``inputs``, in their order; those of absent operands have no elements."""
     ctx = call.ctx
     head_dims.last_padding = call.padding
-    if call.replays is not None:
-        eager = call.eager()
-        return call.replays.call(
-            call, "backward", (packed,), (*inputs, do, dfinal_state, saved),
-            lambda own: run_backward(eager, own[:-3], *own[-3:], packed),
-        )
     try:
+        if call.replays is not None:
+            eager = call.eager()
+            return call.replays.call(
+                call, "backward", (packed,), (*inputs, do, dfinal_state, saved),
+                lambda own: run_backward(eager, own[:-3], *own[-3:], packed),
+            )
         if ctx is None or ctx.world_size == 1:
             return ops.backward(
                 0 if ctx is None else ctx.handle, call.cu_seqlens, *inputs, do, dfinal_state, saved,
@@ -202,8 +215,8 @@ def run_backward(call: Call, inputs: tuple, do, dfinal_state, saved, packed: boo
         )
         _advance(ctx, handle, settle)
         return results
-    except RuntimeError as error:
-        raise typed(error) from None
+    except BaseException as error:
+        raise _of_call(call, error) from None
 
 
 class GatedDeltaRule(torch.autograd.Function):
@@ -232,7 +245,7 @@ def _gradients(ctx: Any, do, dfinal_state):
     try:
         *inputs, saved = ctx.saved_tensors
         check_packing(call.ctx, call.refills)
-    except RuntimeError as error:  # an input was changed in place, say
+    except BaseException as error:  # an input was changed in place, say
         refuse(call.ctx, error, "backward")
     gradients = run_backward(
         call, tuple(inputs), do, dfinal_state, saved if call.save else None, call.packed

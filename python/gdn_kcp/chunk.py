@@ -204,7 +204,7 @@ def chunk_gated_delta_rule(
             scale = padding.dim_k**-0.5 if scale is None else scale
             q, k, v = padding.keys(q), padding.keys(k), padding.values(v)
             initial_state = padding.states(initial_state, state_v_first)
-    except Exception as error:  # noqa: BLE001: the other ranks wait to hear of any
+    except BaseException as error:  # the other ranks wait to hear of any
         refuse(cp_context, error, "forward")
     inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state)
     options = (scale, flags, output_final_state)

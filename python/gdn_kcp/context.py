@@ -10,6 +10,7 @@ import torch
 from ._library import exchange_flags, ops, save_flags
 from .errors import InvalidArgumentError, UnsupportedError, typed
 from .groups import check_member, member_of
+from .members import out_of_step
 from .partition import Partition
 from .replay import Replays
 from .torch_group import collectives_asked
@@ -97,7 +98,8 @@ class Context:
             error = typed(raised)
         try:
             self.member.agree(error, digest, "partition")
-        except BaseException:
+        except BaseException as raised:
+            out_of_step(self, raised)
             if error is None:
                 ops.session_refill(self.handle, self.partition.handle)
             raise
@@ -226,10 +228,14 @@ def build_context(
                 f"conv_kernel_size: expected 1 to 8, got {conv_kernel_size!r}"
             )
         capacity = _capacity(partition, max_tokens, max_fragments)
+        digest += (capacity[0] << 20) + capacity[1]
         context = Context(partition, member, usable_device(device), conv_kernel_size, *capacity)
     except Exception as raised:  # noqa: BLE001: the other ranks wait to hear of any
         error = typed(raised) if isinstance(raised, RuntimeError) else raised
-    member.agree(error, digest, "partition")
+    except BaseException as interrupt:
+        member.give_up(interrupt)
+        raise
+    member.agree(error, digest, "capacity or partition")
     member.open(context.device)
     return context
 

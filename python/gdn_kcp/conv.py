@@ -12,6 +12,7 @@ from .autograd import refuse
 from .chunk import host_cu_seqlens
 from .context import Context
 from .errors import InvalidArgumentError, typed
+from .members import out_of_step
 
 
 class Halo:
@@ -21,12 +22,13 @@ class Halo:
     """
 
     def __init__(self, ctx: Context, width: int):
-        self.member, self.size = ctx.member, ctx.world_size
+        self.member, self.world_size = ctx.member, ctx.world_size
+        self.digest = ctx.partition.digest + width
         self.shape = (ctx.local_cu_seqlens.numel() - 1, width - 1)
-        send: list[list[int]] = [[] for _ in range(self.size)]  # my rows, for each rank
-        receive: list[list[int]] = [[] for _ in range(self.size)]  # flat prefix rows, by owner
+        send: list[list[int]] = [[] for _ in range(self.world_size)]  # my rows, for each rank
+        receive: list[list[int]] = [[] for _ in range(self.world_size)]  # flat prefix rows, by owner
         runs: list[slice] = []  # of my rows, in the order they are sent
-        for rank in range(self.size):
+        for rank in range(self.world_size):
             for fragment, before, length, owner, row in ctx.partition.halo(rank, width).tolist():
                 if owner == ctx.rank:
                     send[rank] += range(row, row + length)
@@ -42,7 +44,7 @@ class Halo:
 
     def _exchange(self, rows: torch.Tensor, send: list[int], receive: list[int]) -> torch.Tensor:
         """Rows [n, C] for each rank in turn, against those of each rank."""
-        if self.size == 1:
+        if self.world_size == 1:
             return rows
         row_bytes = rows.shape[1] * rows.element_size()
         taken = rows.new_empty((sum(receive), rows.shape[1]))
@@ -83,7 +85,13 @@ class HaloRows(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dprefix):
-        return ctx.halo.scatter(dprefix, ctx.rows), None
+        halo = ctx.halo
+        try:
+            halo.member.agree(None, halo.digest, "causal_conv1d: backward")
+            return halo.scatter(dprefix, ctx.rows), None
+        except BaseException as error:
+            out_of_step(halo, error)
+            raise
 
 
 class _Taps:
@@ -196,7 +204,7 @@ def causal_conv1d(
             raise InvalidArgumentError(
                 f"cp_context: expected a gdn_kcp.Context, got {type(cp_context).__name__}"
             )
-    except Exception as error:  # noqa: BLE001: the other ranks wait to hear of any
+    except BaseException as error:  # the other ranks wait to hear of any
         refuse(cp_context, error, "causal_conv1d")
     if weight.dim() == 3 and weight.shape[1] == 1:
         weight = weight.squeeze(1)
@@ -249,7 +257,7 @@ def _check_over_ranks(x, weight, bias, ctx: Context) -> int:
             raise InvalidArgumentError(
                 f"{name}: expected on {ctx.device}, as the context, got {value.device}"
             )
-    return (channels * 16 + width) * 4 + _DTYPES.index(x.dtype)
+    return ctx.partition.digest + (channels * 16 + width) * 4 + _DTYPES.index(x.dtype)
 
 
 def _over_ranks(x, weight, bias, silu: bool, ctx: Context) -> torch.Tensor:
@@ -258,9 +266,13 @@ def _over_ranks(x, weight, bias, silu: bool, ctx: Context) -> torch.Tensor:
         digest = _check_over_ranks(x, weight, bias, ctx)
     except Exception as raised:  # noqa: BLE001: the other ranks wait to hear of any
         error = raised
-    ctx.member.agree(error, digest, "causal_conv1d: channels, width or dtype")
-    width = weight.shape[-1]
-    if width not in ctx.halos:
-        ctx.halos[width] = Halo(ctx, width)
-    prefix = HaloRows.apply(x.reshape(-1, x.shape[-1]), ctx.halos[width])
-    return ops.conv(x, weight, bias, prefix, ctx.local_cu_seqlens, silu)
+    try:
+        ctx.member.agree(error, digest, "causal_conv1d: partition, channels, width or dtype")
+        width = weight.shape[-1]
+        if width not in ctx.halos:
+            ctx.halos[width] = Halo(ctx, width)
+        prefix = HaloRows.apply(x.reshape(-1, x.shape[-1]), ctx.halos[width])
+        return ops.conv(x, weight, bias, prefix, ctx.local_cu_seqlens, silu)
+    except BaseException as raised:
+        out_of_step(ctx, raised)
+        raise

@@ -12,6 +12,8 @@ import re
 class Error(RuntimeError):
     """Base of all errors of this package."""
 
+    heard = False  # by every rank of the call
+
 
 class InvalidArgumentError(Error, ValueError):
     """A wrong rank, shape, dtype, stride, alignment, value or combination."""

@@ -61,10 +61,22 @@ class HostGroup:
 
     def __init__(self, group: dist.ProcessGroup):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.board: board.Board | None = None
         self._closed: str | None = None  # why
-        with peers():
-            self._gloo = _gloo_of(group)
-        self.board = self._shared_board(_timeout_of(group).total_seconds())
+        self._gloo = None
+
+    def start(self, group: dist.ProcessGroup) -> None:
+        """Meets the others, in the first context of the group; does nothing later."""
+        self._check_open()
+        if self._gloo is not None:
+            return
+        try:
+            with peers():
+                self._gloo = _gloo_of(group)
+            self.board = self._shared_board(_timeout_of(group).total_seconds())
+        except BaseException as error:
+            self.close(error)
+            raise
 
     def _shared_board(self, timeout: float) -> board.Board | None:
         """None on every rank where one cannot open it."""
@@ -83,15 +95,28 @@ class HostGroup:
 
     def gather(self, value) -> list:
         """The small ``value`` of every rank, by rank. As torch's all_gather_object, which needs NumPy."""
-        mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        with peers():
-            lengths = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
-            self._gloo.allgather([lengths], [torch.tensor([mine.numel()])]).wait()
-            most = max(int(length) for length in lengths)
-            rows = [torch.empty(most, dtype=torch.uint8) for _ in range(self.size)]
-            padded = torch.nn.functional.pad(mine, (0, most - mine.numel()))
-            self._gloo.allgather([rows], [padded]).wait()
+        self._check_open()
+        try:
+            with peers():
+                return self._gather(pickle.dumps(value))
+        except BaseException as error:  # the others are at another collective from here on
+            self.close(error)
+            raise
+
+    def _gather(self, mine: bytes) -> list:
+        def allgather(row: torch.Tensor) -> list[torch.Tensor]:
+            rows = [torch.empty_like(row) for _ in range(self.size)]
+            self._gloo.allgather([rows], [row]).wait()
+            return rows
+
+        lengths = allgather(torch.tensor([len(mine)], device="cpu"))
+        padded = mine.ljust(max(int(length) for length in lengths), b"\0")
+        rows = allgather(torch.frombuffer(bytearray(padded), dtype=torch.uint8))
         return [pickle.loads(bytes(row[: int(n)].tolist())) for row, n in zip(rows, lengths)]
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise PeerFailedError(self._closed)
 
     def close(self, why: BaseException) -> None:
         """This rank will not go on with what others may have agreed to: every later agreement fails."""
@@ -104,8 +129,7 @@ class HostGroup:
 
         PeerFailedError, now or then: a rank left, did not come in time, or closed its part.
         """
-        if self._closed is not None:
-            raise PeerFailedError(self._closed)
+        self._check_open()
         return (self._begin_over_gloo if self.board is None else self._begin_on_board)(failed, digest)
 
     def _begin_on_board(self, failed: bool, digest: int) -> Callable[[], tuple[bool, bool]]:
@@ -123,7 +147,7 @@ class HostGroup:
 
     def _begin_over_gloo(self, failed: bool, digest: int) -> Callable[[], tuple[bool, bool]]:
         digest &= (1 << 62) - 1  # so that its negative fits too
-        state = torch.tensor([failed, digest, -digest], dtype=torch.int64)
+        state = torch.tensor([failed, digest, -digest], dtype=torch.int64, device="cpu")
         with peers():
             work = self._gloo.allreduce([state], dist.ReduceOp.MAX)
 

@@ -129,7 +129,7 @@ def chunk_gdn_kcp(
             raise InvalidArgumentError(
                 "recompute_handle: expected save_mode 'light' or 'light_akk', which it keeps, got 'none'"
             )
-    except Exception as error:  # noqa: BLE001: the other ranks wait to hear of any
+    except BaseException as error:  # the other ranks wait to hear of any
         refuse(ctx, error, "forward")
     partition = ctx.partition
     if torch.compiler.is_compiling() and ctx.world_size == 1 and partition.layout != "explicit":
@@ -159,7 +159,7 @@ def chunk_gdn_kcp_forward(
         flags |= save_flags(save_mode)
         block = _block(workspace)
         replays = _replays(ctx, workspace, graph)
-    except Exception as error:  # noqa: BLE001: the other ranks wait to hear of any
+    except BaseException as error:  # the other ranks wait to hear of any
         refuse(ctx, error, "forward")
     call = Call(ctx, None, scale, flags, False, block, save_for_backward)
     call.replays = replays
@@ -195,7 +195,7 @@ def chunk_gdn_kcp_backward(
             check_packing(ctx, saved.refills)
             key.check(saved.key, "saved: expected the set")
             flags |= save_flags(saved.save_mode)
-    except Exception as error:  # noqa: BLE001: the other ranks wait to hear of any
+    except BaseException as error:  # the other ranks wait to hear of any
         refuse(ctx, error, "backward")
     call = Call(ctx, None, scale, flags, False, workspace_block, saved is not None)
     call.replays = replays

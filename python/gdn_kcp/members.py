@@ -45,12 +45,23 @@ class Solo(AgreesAtOnce):
             raise error
 
 
+def out_of_step(ctx, error: BaseException) -> None:
+    """Ends all agreements of ``ctx``'s ranks, unless ``error`` is one that they all have: this rank has
+    left a call in which the others may go on."""
+    if getattr(ctx, "world_size", 1) > 1 and not getattr(error, "heard", False):
+        ctx.member.give_up(error)
+
+
 def raise_first(failures: list[tuple[int, str] | None]) -> None:
     """The lowest failing rank's error, the same on all ranks."""
     for rank, failure in enumerate(failures):
         if failure is not None:
-            raise unpacked(failure[0], f"rank {rank}: {failure[1]}")
+            error = unpacked(failure[0], f"rank {rank}: {failure[1]}")
+            error.heard = True
+            raise error
 
 
 def raise_disagreement(what: str) -> None:
-    raise InvalidArgumentError(f"{what}: expected the same on every rank, got different ones")
+    error = InvalidArgumentError(f"{what}: expected the same on every rank, got different ones")
+    error.heard = True
+    raise error

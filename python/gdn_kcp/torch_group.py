@@ -85,6 +85,7 @@ class TorchMember:
         if group not in _hosts:
             _hosts[group] = HostGroup(group)
         self.host: HostGroup = _hosts[group]
+        self.host.start(group)
 
     def open(self, device: torch.device) -> None:
         """Makes, or finds, the communicator for tensors on ``device``; every rank calls this."""
