@@ -162,6 +162,51 @@ def errors_found_by_autograd(ctx, rank, inputs):
     gdn_kcp.chunk_gdn_kcp(*local, ctx).sum().backward()
 
 
+def a_hook_that_fails(ctx, rank, inputs):
+    """An error of the user's own, before a backward begins, on one rank."""
+
+    class Mine(Exception):
+        pass
+
+    def unpack(tensor):
+        if rank == 1:
+            raise Mine("no tensor here")
+        return tensor
+
+    local = local_rows(ctx.partition, rank, inputs)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        o = gdn_kcp.chunk_gdn_kcp(*local, ctx)
+    try:
+        o.sum().backward()
+    except gdn_kcp.Error as error:
+        assert "rank 1: no tensor here" in str(error), error
+    else:
+        raise AssertionError("no error")
+    gdn_kcp.chunk_gdn_kcp(*local, ctx).sum().backward()
+
+
+def conv_fails_alone(rank, W):
+    """After the ranks agreed: neither a later call nor a backward takes another's rows for its own."""
+    group = dist.new_group(timeout=timedelta(seconds=LIMIT))
+    ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, W), group, rank, "cpu")
+    x = torch.randn(1, ctx.local_tokens, 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(6, 4, dtype=torch.float64)
+    first = gdn_kcp.causal_conv1d(x, weight, cp_context=ctx)
+    failing = mock.patch.object(gdn_kcp.conv.HaloRows, "apply", side_effect=MemoryError("no memory"))
+    with failing if rank == 1 else contextlib.nullcontext():
+        try:
+            gdn_kcp.causal_conv1d(x, weight, cp_context=ctx)
+            assert rank != 1
+        except (MemoryError, gdn_kcp.PeerFailedError) as error:
+            assert isinstance(error, MemoryError) == (rank == 1)
+    for step in (first.sum().backward, lambda: gdn_kcp.causal_conv1d(x, weight, cp_context=ctx)):
+        try:
+            step()
+        except gdn_kcp.PeerFailedError:
+            continue
+        raise AssertionError("no error")
+
+
 def conv_errors(ctx, rank):
     x = torch.randn(1, ctx.local_tokens, 6, dtype=torch.float64)
     weight = torch.randn(6, 4, dtype=torch.float64)
@@ -291,6 +336,8 @@ def main() -> None:
     asked_collectives(rank, W)
     errors_found_by_autograd(ctx, rank, inputs)
     conv_errors(ctx, rank)
+    a_hook_that_fails(ctx, rank, inputs)
+    conv_fails_alone(rank, W)
     if "GDN_NCCL_LIBRARY" in os.environ:
         own_communicator(rank, W, inputs, want, do)
         if W == 2:  # of more, some would wait for a block for as long as the stand-in does
