@@ -39,7 +39,7 @@ ForwardBegun forward_begin(int64_t session, GDN_INPUTS, std::optional<double> sc
   const Inputs in = GDN_MADE_INPUTS;
   const auto s = session_for(session, std::nullopt, in);
   Forward out = start_forward(*s, in, workspace, again, save, want_final);
-  return {out.o, out.final_state, out.saved, keep_pending(out.pending)};
+  return {out.o, out.final_state, out.saved, pendings().add(out.pending)};
 }
 
 BackwardResult tensors_of(const Gradients& d) {
@@ -64,7 +64,7 @@ BackwardBegun backward_begin(int64_t session, GDN_INPUTS, const MaybeTensor& d_o
   const Inputs in = GDN_MADE_INPUTS;
   const auto s = session_for(session, std::nullopt, in);
   const Gradients out = start_backward(*s, in, d_o, dfinal_state, saved, workspace, packed);
-  return std::tuple_cat(tensors_of(out), std::make_tuple(keep_pending(out.pending)));
+  return std::tuple_cat(tensors_of(out), std::make_tuple(pendings().add(out.pending)));
 }
 
 std::tuple<Tensor, Tensor> chunk(GDN_INPUTS, const MaybeTensor& cu_seqlens,
@@ -109,7 +109,7 @@ std::tuple<Tensor, Tensor, Tensor> call_advance(int64_t handle) {
   const auto guard = guard_for(pending->prepared->context.problem().device);
   const gdn::Status status = pending->call->advance(pending->message);
   const gdn::Message& message = pending->message;
-  if (!status || message.kind == gdn::Message::Kind::kNone) forget_pending(handle);
+  if (!status || message.kind == gdn::Message::Kind::kNone) pendings().take(handle);
   check(status);
   std::vector<int64_t> info = {static_cast<int64_t>(message.kind)};
   info.insert(info.end(), message.send_bytes.begin(), message.send_bytes.end());
@@ -127,7 +127,7 @@ std::tuple<Tensor, Tensor, Tensor> call_advance(int64_t handle) {
           region(*pending, message.receive, sum_of(message.receive_bytes))};
 }
 
-void call_free(int64_t handle) { forget_pending(handle); }
+void call_free(int64_t handle) { pendings().take(handle); }
 
 // (forward, backward, recomputing backward workspace, saved set, sent forward, sent backward,
 //  digest, 1 if the forward exchanges) for the shapes of a call.

@@ -89,11 +89,6 @@ Tensor usable_saved(const Tensor& saved, gdn::Device device) {
   return aligned;
 }
 
-Registry<Pending>& pendings() {
-  static auto* registry = new Registry<Pending>;
-  return *registry;
-}
-
 Tensor workspace_for(const MaybeTensor& given, int64_t bytes, gdn::Device device) {
   if (!given) return aligned_bytes(bytes, device);
   if (!(device_of(*given) == device)) {
@@ -273,8 +268,9 @@ Gradients start_backward(Session& session, const Inputs& in, const MaybeTensor& 
   return out;
 }
 
-int64_t keep_pending(std::shared_ptr<Pending> pending) {
-  return pendings().add(std::move(pending));
+Registry<Pending>& pendings() {
+  static auto* registry = new Registry<Pending>;
+  return *registry;
 }
 
 std::shared_ptr<Pending> pending_at(int64_t handle) {
@@ -282,8 +278,6 @@ std::shared_ptr<Pending> pending_at(int64_t handle) {
   if (!pending) raise(ErrorCode::kInternal, "call: expected one that is under way");
   return pending;
 }
-
-void forget_pending(int64_t handle) { pendings().take(handle); }
 
 void finish(Pending& pending) {
   const auto guard = guard_for(pending.prepared->context.problem().device);

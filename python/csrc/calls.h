@@ -34,10 +34,9 @@ struct Pending {
   gdn::Message message;
 };
 
-// Calls that were begun, by the handle that Python has.
-int64_t keep_pending(std::shared_ptr<Pending> pending);
-std::shared_ptr<Pending> pending_at(int64_t handle);  // an error where there is none
-void forget_pending(int64_t handle);
+Registry<Pending>& pendings();
+
+std::shared_ptr<Pending> pending_at(int64_t handle);
 
 struct Forward {
   Tensor o;

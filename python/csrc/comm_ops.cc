@@ -56,7 +56,7 @@ void call_start(int64_t handle) {
 // A started call to its end; the handle is gone, whatever comes.
 void call_complete(int64_t handle, int64_t communicator) {
   const auto pending = pending_at(handle);
-  forget_pending(handle);
+  pendings().take(handle);
   const auto comm = communicators().get(communicator);
   if (!comm) raise(gdn::ErrorCode::kInternal, "communicator: expected one that is joined");
   const auto guard = guard_for(pending->prepared->context.problem().device);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from typing import Any
 
@@ -80,40 +79,17 @@ def refuse(ctx, error: BaseException, what: str):
     raise error
 
 
-@contextlib.contextmanager
-def _alone(ctx, handle: int):
-    """What fails here fails on this rank, after it has told the others that it will go on."""
-    try:
-        yield
-    except BaseException as why:
-        ctx.member.give_up(why)
-        ops.call_free(handle)
-        raise
-
-
-def _settle(handle: int, settle: Settle) -> None:
-    """Ends the agreement to run a call; its handle is gone if there is none."""
-    try:
-        settle()
-    except BaseException:
-        ops.call_free(handle)
-        raise
-
-
 def _advance(ctx, handle: int, settle: Settle) -> None:
     """Runs a paused call to its end, with the context's collectives in between; before the first of
     them ``settle`` ends the agreement to run it."""
-    member = ctx.member
-    if member.communicator:  # started in _begin
-        _settle(handle, settle)
-        with _alone(ctx, handle):
+    member, size = ctx.member, ctx.world_size
+    try:
+        if member.communicator:  # started in _begin
+            settle()
             ops.call_complete(handle, member.communicator)
-        return
-    size = ctx.world_size
-    with _alone(ctx, handle):
+            return
         message = ops.call_advance(handle)  # beside the agreement
-    _settle(handle, settle)
-    with _alone(ctx, handle):
+        settle()
         while True:
             table, send, receive = message
             kind, *sizes = table.tolist()
@@ -124,6 +100,9 @@ def _advance(ctx, handle: int, settle: Settle) -> None:
             else:
                 member.all_gather(send, receive, sizes[-size:])
             message = ops.call_advance(handle)
+    except BaseException:
+        ops.call_free(handle)
+        raise
 
 
 def _begin(call: Call, op, args: tuple, q, v, what: str, kind: int):
@@ -134,17 +113,13 @@ def _begin(call: Call, op, args: tuple, q, v, what: str, kind: int):
     ctx = call.ctx
     error, results, digest = None, None, 0
     try:
-        results = op(ctx.handle, *args)
-        digest = ctx.digest(q, v, call.scale, call.flags) + kind
-        if ctx.member.communicator:
-            ops.call_start(results[-1])
-    except Exception as raised:  # noqa: BLE001: the other ranks wait to hear of any
-        error = typed(raised) if isinstance(raised, RuntimeError) else raised
-    except BaseException:
-        if results is not None:
-            ops.call_free(results[-1])
-        raise
-    try:
+        try:
+            results = op(ctx.handle, *args)
+            digest = ctx.digest(q, v, call.scale, call.flags) + kind
+            if ctx.member.communicator:
+                ops.call_start(results[-1])
+        except Exception as raised:  # noqa: BLE001: the other ranks wait to hear of any
+            error = typed(raised)
         settle = ctx.member.begin_agreement(error, digest, what)
         if error is not None:
             settle()
@@ -158,8 +133,7 @@ def _begin(call: Call, op, args: tuple, q, v, what: str, kind: int):
 def _of_call(call: Call, error: BaseException) -> BaseException:
     """What a call raises. One that all ranks take part in ends the agreements if they did not hear of
     it; one that makes a forward again from what an earlier one kept asks no other rank."""
-    if isinstance(error, RuntimeError):
-        error = typed(error)
+    error = typed(error)
     if call.again is None:
         out_of_step(call.ctx, error)
     return error

@@ -10,7 +10,7 @@ import torch
 from ._library import exchange_flags, ops, save_flags
 from .errors import InvalidArgumentError, UnsupportedError, typed
 from .groups import check_member, member_of
-from .members import out_of_step
+from .members import in_step
 from .partition import Partition
 from .replay import Replays
 from .torch_group import collectives_asked
@@ -97,9 +97,9 @@ class Context:
         except RuntimeError as raised:
             error = typed(raised)
         try:
-            self.member.agree(error, digest, "partition")
-        except BaseException as raised:
-            out_of_step(self, raised)
+            with in_step(self):
+                self.member.agree(error, digest, "partition")
+        except BaseException:
             if error is None:
                 ops.session_refill(self.handle, self.partition.handle)
             raise
@@ -231,7 +231,7 @@ def build_context(
         digest += (capacity[0] << 20) + capacity[1]
         context = Context(partition, member, usable_device(device), conv_kernel_size, *capacity)
     except Exception as raised:  # noqa: BLE001: the other ranks wait to hear of any
-        error = typed(raised) if isinstance(raised, RuntimeError) else raised
+        error = typed(raised)
     except BaseException as interrupt:
         member.give_up(interrupt)
         raise

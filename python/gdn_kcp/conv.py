@@ -12,7 +12,7 @@ from .autograd import refuse
 from .chunk import host_cu_seqlens
 from .context import Context
 from .errors import InvalidArgumentError, typed
-from .members import out_of_step
+from .members import in_step
 
 
 class Halo:
@@ -86,12 +86,9 @@ class HaloRows(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dprefix):
         halo = ctx.halo
-        try:
+        with in_step(halo):
             halo.member.agree(None, halo.digest, "causal_conv1d: backward")
             return halo.scatter(dprefix, ctx.rows), None
-        except BaseException as error:
-            out_of_step(halo, error)
-            raise
 
 
 class _Taps:
@@ -266,13 +263,10 @@ def _over_ranks(x, weight, bias, silu: bool, ctx: Context) -> torch.Tensor:
         digest = _check_over_ranks(x, weight, bias, ctx)
     except Exception as raised:  # noqa: BLE001: the other ranks wait to hear of any
         error = raised
-    try:
+    with in_step(ctx):
         ctx.member.agree(error, digest, "causal_conv1d: partition, channels, width or dtype")
         width = weight.shape[-1]
         if width not in ctx.halos:
             ctx.halos[width] = Halo(ctx, width)
         prefix = HaloRows.apply(x.reshape(-1, x.shape[-1]), ctx.halos[width])
         return ops.conv(x, weight, bias, prefix, ctx.local_cu_seqlens, silu)
-    except BaseException as raised:
-        out_of_step(ctx, raised)
-        raise

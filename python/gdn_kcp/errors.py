@@ -61,9 +61,9 @@ _SCHEMA = re.compile(
 _OUR_NAME = {"want_final": "output_final_state", "d_o": "do"}
 
 
-def typed(error: RuntimeError) -> RuntimeError:
+def typed(error: BaseException) -> BaseException:
     """The typed error of what an op threw; any other error as it is."""
-    if isinstance(error, Error):
+    if isinstance(error, Error) or not isinstance(error, RuntimeError):
         return error
     found = _TEXT.search(str(error))
     if not found:

@@ -9,6 +9,7 @@ that has begun may be settled later: what needs no other rank runs meanwhile. A 
 
 from __future__ import annotations
 
+import contextlib
 from typing import Callable
 
 import torch
@@ -50,6 +51,16 @@ def out_of_step(ctx, error: BaseException) -> None:
     left a call in which the others may go on."""
     if getattr(ctx, "world_size", 1) > 1 and not getattr(error, "heard", False):
         ctx.member.give_up(error)
+
+
+@contextlib.contextmanager
+def in_step(ctx):
+    """Part of a call that all ranks of ``ctx`` take part in."""
+    try:
+        yield
+    except BaseException as error:
+        out_of_step(ctx, error)
+        raise
 
 
 def raise_first(failures: list[tuple[int, str] | None]) -> None:

@@ -32,9 +32,9 @@ def collectives_asked() -> str | None:
     return asked
 
 
-def _why_not_nccl(group: dist.ProcessGroup, device: torch.device) -> str:
+def _why_not_nccl(group: dist.ProcessGroup, device: torch.device, asked: str | None) -> str:
     """Why this rank of ``group`` has no communicator of its own on ``device``; empty if it may."""
-    if collectives_asked() == "torch":
+    if asked == "torch":
         return "GDN_COLLECTIVES is torch"
     if device.type != "cuda" or "nccl" not in backends_of(group):
         return f"the context is on {device.type}, the group uses {backends_of(group)}"
@@ -98,7 +98,7 @@ class TorchMember:
         asked = collectives_asked()
         ranks = self.host.gather((key in known, asked))
         if not all(has for has, _ in ranks):
-            why_not = _why_not_nccl(self.group, device)
+            why_not = _why_not_nccl(self.group, device, asked)
             known[key] = _new_communicator(self.host, why_not, device)
         self.communicator, why_not = known[key]
         if not self.communicator and any(asked == "nccl" for _, asked in ranks):
@@ -111,7 +111,7 @@ class TorchMember:
     def give_up(self, why: BaseException) -> None:
         """This rank fails alone in what others may have agreed to: they hear of it in their next
         agreement, and nothing that is enqueued waits for them."""
-        self.host.close(typed(why) if isinstance(why, RuntimeError) else why)
+        self.host.close(typed(why))
         if self.communicator:
             ops.nccl_abandon(self.communicator)
 

@@ -1,5 +1,6 @@
 """Numbers of several processes in memory that they share."""
 
+import contextlib
 import itertools
 import os
 import signal
@@ -37,17 +38,22 @@ def place():
     os.unlink(path)
 
 
-def start(place, first=1, turns=TURNS):
+@contextlib.contextmanager
+def running(place, first=1, turns=TURNS):
+    """Rank 1, until the end of the block."""
     peer = subprocess.Popen(
         [sys.executable, "-c", PEER, *place, str(first), str(turns)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert peer.stdout.readline() == "opened\n"
-    return peer
+    try:
+        assert peer.stdout.readline() == "opened\n"
+        yield peer
+    finally:
+        end(peer)
 
 
-def ended(peer):
+def end(peer):
     peer.kill()
     peer.communicate()
 
@@ -56,56 +62,44 @@ def ended(peer):
 def test_both_read_what_both_posted_in_every_turn(place, first):
     mine = board.Board(*place, 0, 2, 60)
     mine._turns = itertools.count(first)
-    peer = start(place, first)
-    try:
+    with running(place, first) as peer:
         for i in range(TURNS):
             assert mine.read(mine.post(i)) == [i, 1000 + i]
         assert peer.stdout.readline() == "posted\n"
-    finally:
-        ended(peer)
 
 
 def test_a_rank_that_is_killed_is_named(place):
     mine = board.Board(*place, 0, 2, 60)
-    peer = start(place, turns=1)
-    try:
+    with running(place, turns=1) as peer:
         assert mine.read(mine.post(0)) == [0, 1000]
         assert peer.stdout.readline() == "posted\n"
         peer.send_signal(signal.SIGKILL)
         with pytest.raises(PeerFailedError, match="rank 1 left"):
             mine.read(mine.post(0))
-    finally:
-        ended(peer)
 
 
 def test_a_rank_that_is_too_late_is_named(place):
     mine = board.Board(*place, 0, 2, 0.3)
-    peer = start(place, turns=0)
-    try:
+    with running(place, turns=0):
         began = time.monotonic()
         with pytest.raises(PeerFailedError, match="rank 1 did not come within 0.3 s"):
             mine.read(mine.post(0))
         assert time.monotonic() - began < 30
-    finally:
-        ended(peer)
 
 
 def test_a_board_that_one_rank_closed_is_closed_for_all(place):
     mine = board.Board(*place, 0, 2, 0.3)
-    peer = start(place, turns=1)
-    try:
+    with running(place, turns=1) as peer:
         assert mine.read(mine.post(0)) == [0, 1000]
         with pytest.raises(PeerFailedError, match="rank 1 did not come"):
             mine.read(mine.post(0))
-        ended(peer)
+        end(peer)
         view = board.Board(*place, 1, 2, 60)  # what rank 1 would see, came it now
         view._turns = itertools.count(2)
         with pytest.raises(PeerFailedError, match="rank 0 gave up a call"):
             view.read(view.post(0))
         with pytest.raises(PeerFailedError, match="gave up a call"):
             mine.read(mine.post(0))
-    finally:
-        ended(peer)
 
 
 def test_an_interrupted_rank_closes_the_board(place, monkeypatch):
@@ -114,28 +108,22 @@ def test_an_interrupted_rank_closes_the_board(place, monkeypatch):
     def interrupted(seconds):
         raise KeyboardInterrupt
 
-    peer = start(place, turns=0)
-    try:
+    with running(place, turns=0):
         monkeypatch.setattr(board.time, "sleep", interrupted)
         with pytest.raises(KeyboardInterrupt):
             mine.read(mine.post(0))
         monkeypatch.undo()
         with pytest.raises(PeerFailedError, match="rank 0 gave up a call"):
             mine.read(mine.post(0))
-    finally:
-        ended(peer)
 
 
 def test_the_last_number_of_a_rank_that_left_is_read(place):
     mine = board.Board(*place, 0, 2, 60)
-    peer = start(place, turns=1)
-    try:
+    with running(place, turns=1) as peer:
         turn = mine.post(0)
         mine.read(turn)
-        ended(peer)
+        end(peer)
         assert mine.read(turn) == [0, 1000]
-    finally:
-        ended(peer)
 
 
 def test_memory_of_others_is_refused(place):
