@@ -31,7 +31,7 @@ STAGED = {"keys_full", "keys_empty", "factors_full", "dk_full"}  # one per turn
 
 # In clocks, about as measured by clock64 stamps on an H200.
 CLOCKS = {
-    "copy": 1500, "store": 1300, "factors": 600, "sums": 900, "scalars": 2500,
+    "copy": 1500, "store": 1300, "release": 4000, "factors": 600, "sums": 900, "scalars": 2500,
     "image": 500, "K S": 900, "Y, W": 1400, "E": 900, "dots, S": 900, "state_dot": 800,
     "square": 2500, "pairs": 2300, "dO S": 1000, "dots": 900, "dP K": 500, "dY S": 900, "E dS": 850,
     "squares K": 650, "rows": 800,
@@ -109,6 +109,7 @@ def rows_out(turns, by_hand, short):
             yield full(rows + "_full", t)
             yield work(CLOCKS["store"])
             yield arrive(place + "_empty", t, WARP)
+        yield work(CLOCKS["release"])  # for the next block of the group
 
 
 def scalars(turns, by_hand, short):

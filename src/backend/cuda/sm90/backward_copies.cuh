@@ -92,8 +92,8 @@ __device__ __forceinline__ void await_counter(const int* counter, int at_least) 
   for (SpinLimit limit; flag_acquire(counter) < at_least; limit.turn(counter)) __nanosleep(64);
 }
 
-// How many sums block `sub` of a lane group has written; the next block waits for it. The last one
-// has no counter.
+// Of how many chunks block `sub` of a lane group has written its sums; the next block waits for it.
+// The last one has no counter.
 __device__ __forceinline__ int* rows_counter(const BackwardParams& p, int lane_group, int sub) {
   return p.row_counters + lane_group * (p.walk.group - 1) + sub;
 }
@@ -101,7 +101,7 @@ __device__ __forceinline__ int* rows_counter(const BackwardParams& p, int lane_g
 // Rows of dq that the heads before have summed, to where q of the next turn will be.
 __device__ __forceinline__ void load_rows_before(const BackwardParams& p, BackwardShared& s,
                                                  const ChunkAt& at) {
-  await_counter(rows_counter(p, s.walk.lane_group, s.walk.sub - 1), 2 * at.turn + 1);
+  await_counter(rows_counter(p, s.walk.lane_group, s.walk.sub - 1), at.turn + 1);
   fence_global_copies();
   const int next = at.turn + 1;
   barrier_wait(&s.keys_empty[next & 1], ((next >> 1) & 1) ^ 1);
@@ -180,21 +180,21 @@ __device__ __forceinline__ void write_sums(const BackwardParams& p, BackwardShar
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
       const bool is_dk = which == 1;
-      const int number = 2 * at.turn + which + 1;
       const bool is_short = at.tokens < kChunkTokens;
       const auto& tiles = is_dk ? s.k[at.stage()] : s.d_o;
-      const bool add = is_dk && sub > 0;  // rows of dq are sums already
-      if (add && lane == 0) {
-        await_counter(rows_counter(p, s.walk.lane_group, sub - 1), number);
-        fence_global_copies();
-      }
-      __syncwarp();
+      // Rows of dq are sums already. Those of the block before are there, and its dk: dq has
+      // waited for them.
+      const bool add = is_dk && sub > 0;
       barrier_wait(is_dk ? &s.dk_full[at.stage()] : &s.dq_full,
                    is_dk ? at.stage_parity() : at.parity());
       if (lane == 0 && !is_short) {
         const CUtensorMap* map = &p.rows_map[which];
-        if (add) tensor_add(map, tiles, 0, at.row, 0, at.key_head);
-        if (!add) tensor_store(map, tiles, 0, at.row, 0, at.key_head);
+        if (add) {
+          fence_global_copies();
+          tensor_add(map, tiles, 0, at.row, 0, at.key_head);
+        } else {
+          tensor_store(map, tiles, 0, at.row, 0, at.key_head);
+        }
         bulk_store_wait();
       }
       __syncwarp();
@@ -204,10 +204,11 @@ __device__ __forceinline__ void write_sums(const BackwardParams& p, BackwardShar
         __syncwarp();
       }
       barrier_arrive(is_dk ? &s.keys_empty[at.stage()] : &s.d_o_empty);
-      if (sub + 1 < p.walk.group && lane == 0) {
-        bulk_store_complete();
-        flag_release(rows_counter(p, s.walk.lane_group, sub), number);
-      }
+    }
+    // Once a chunk: a release waits 1 to 2 us, for which this warp has no time twice.
+    if (sub + 1 < p.walk.group && lane == 0) {
+      bulk_store_complete();
+      flag_release(rows_counter(p, s.walk.lane_group, sub), at.turn + 1);
     }
   });
 }

@@ -19,7 +19,7 @@ struct BackwardParams {
   cuda::ElementView rows[2];  // the same
   cuda::ScalarView d_g, d_beta;
   float2* sums;       // [C, HV] this chunk's part of dA_log, ddt_bias; null: not wanted
-  int* row_counters;  // [lane groups, G - 1] sums of dk and dq written: 0 before the launch
+  int* row_counters;  // [lane groups, G - 1] chunks whose dq and dk are written: 0 before the launch
   float inverse_scale;
   bool l2norm;
 };
