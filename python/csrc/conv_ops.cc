@@ -34,8 +34,12 @@ gdn::ConvArgs args_of(const Tensor& x, const Tensor& weight, const MaybeTensor& 
 Tensor conv(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
             const MaybeTensor& prefix, const MaybeTensor& cu_seqlens, bool silu) {
   const std::vector<int64_t> fragments = fragments_of(x, cu_seqlens);
+  const gdn::ConvArgs args = args_of(x, weight, bias, prefix, fragments, silu);
+  const auto guard = guard_for(args.x.device);
   const Tensor y = empty_like_shape(x);
-  check(gdn::causal_conv(args_of(x, weight, bias, prefix, fragments, silu), rows_view("y", y, 1)));
+  const Tensor workspace = aligned_bytes(gdn::conv_workspace_bytes(args, false), args.x.device);
+  check(gdn::causal_conv(args, rows_view("y", y, 1), memory_of(workspace),
+                         current_stream(args.x.device)));
   return y;
 }
 
@@ -45,6 +49,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> conv_backward(const Tensor& x, const 
                                                          const MaybeTensor& cu_seqlens, bool silu,
                                                          const Tensor& dy) {
   const std::vector<int64_t> fragments = fragments_of(x, cu_seqlens);
+  const gdn::ConvArgs args = args_of(x, weight, bias, prefix, fragments, silu);
+  const auto guard = guard_for(args.x.device);
   const Tensor none = empty({0}, gdn::DType::kFloat32, {});
   const Tensor dx = empty_like_shape(x);
   const Tensor dweight = empty_like_shape(weight);
@@ -55,8 +61,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> conv_backward(const Tensor& x, const 
   out.dweight = view_of("dweight", dweight);
   if (bias) out.dbias = view_of("dbias", dbias);
   if (prefix) out.dprefix = view_of("dprefix", dprefix);
-  check(gdn::causal_conv_backward(args_of(x, weight, bias, prefix, fragments, silu),
-                                  rows_view("dy", dy, 1), out));
+  const Tensor workspace = aligned_bytes(gdn::conv_workspace_bytes(args, true), args.x.device);
+  check(gdn::causal_conv_backward(args, rows_view("dy", dy, 1), out, memory_of(workspace),
+                                  current_stream(args.x.device)));
   return {dx, dweight, dbias, dprefix};
 }
 

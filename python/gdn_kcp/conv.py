@@ -91,71 +91,6 @@ class HaloRows(torch.autograd.Function):
             return halo.scatter(dprefix, ctx.rows), None
 
 
-class _Taps:
-    """The convolution's inputs as one table of rows [F (W - 1) + T, C], the prefixes first, and the
-    row of every tap: ``index[j, t]``. No row comes twice in one ``index[j]``."""
-
-    def __init__(self, x, weight, prefix, cu_seqlens):
-        rows = x.reshape(-1, x.shape[-1])
-        self.width = weight.shape[1]
-        if cu_seqlens is None:
-            batch, length = x.shape[:2] if x.dim() == 3 else (1, x.shape[0])
-            begin = torch.arange(batch + 1, device="cpu") * length
-        else:
-            begin = cu_seqlens.cpu().long()
-        fragments = begin.numel() - 1
-        self.end = int(begin[-1]) if fragments > 0 else 0
-        self.ahead = fragments * (self.width - 1)
-        place = torch.arange(self.end, device="cpu")
-        fragment = torch.searchsorted(begin[1:].contiguous(), place, right=True)
-        taps = place + torch.arange(1 - self.width, 1, device="cpu")[:, None]  # local rows
-        before = taps - begin[fragment]  # negative: of the prefix
-        halo = fragment * (self.width - 1) + before + self.width - 1
-        self.index = torch.where(before >= 0, taps + self.ahead, halo).to(x.device)
-        self.wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        if prefix is None:
-            prefix = rows.new_zeros((self.ahead, rows.shape[1]))
-        self.table = torch.cat([prefix.reshape(-1, rows.shape[1]), rows[: self.end]]).to(self.wide)
-
-    def sums(self, weight, bias):
-        """[end, C]: the convolution before its activation."""
-        y = sum(self.table[at] * weight[:, j].to(self.wide) for j, at in enumerate(self.index))
-        return y if bias is None else y + bias.to(self.wide)
-
-
-def composed_conv(x, weight, bias, prefix, cu_seqlens, silu: bool) -> torch.Tensor:
-    """``gdn_kcp::conv`` of torch operations, for devices that the compiled one does not serve."""
-    taps = _Taps(x, weight, prefix, cu_seqlens)
-    y = taps.sums(weight, bias)
-    y = (torch.nn.functional.silu(y) if silu else y).to(x.dtype)
-    return torch.cat([y, y.new_zeros((x.shape[:-1].numel() - taps.end, x.shape[-1]))]).view(x.shape)
-
-
-def composed_conv_backward(x, weight, bias, prefix, cu_seqlens, silu: bool, dy):
-    """``gdn_kcp::conv_backward`` of torch operations; every sum has a fixed order."""
-    taps = _Taps(x, weight, prefix, cu_seqlens)
-    d = dy.reshape(-1, x.shape[-1])[: taps.end].to(taps.wide)
-    if silu:
-        y = taps.sums(weight, bias)
-        s = torch.sigmoid(y)
-        d = d * s * (1 + y * (1 - s))
-    dtable = torch.zeros_like(taps.table)
-    for j, at in enumerate(taps.index):
-        dtable[at] += d * weight[:, j].to(taps.wide)
-    dweight = torch.stack([(d * taps.table[at]).sum(0) for at in taps.index], 1).to(weight.dtype)
-    dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    dx.view(-1, x.shape[-1])[: taps.end] = dtable[taps.ahead :].to(x.dtype)
-    dbias = torch.empty(0) if bias is None else d.sum(0).to(bias.dtype)
-    if prefix is None:
-        return dx, dweight, dbias, torch.empty(0)
-    return dx, dweight, dbias, dtable[: taps.ahead].to(prefix.dtype, copy=True).view(prefix.shape)
-
-
-# The compiled ones serve the CPU; a kernel of a device comes before them there.
-torch.library.impl("gdn_kcp::conv", "CUDA", composed_conv)
-torch.library.impl("gdn_kcp::conv_backward", "CUDA", composed_conv_backward)
-
-
 _DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -179,8 +114,8 @@ def causal_conv1d(
             their owners. Gradients of weight and bias are sums over this rank's rows.
 
     Returns:
-        y like x; bitwise independent of threads and of a document's neighbours. Compiled on the CPU;
-        on CUDA composed of torch operations.
+        y like x; bitwise independent of threads and of a document's neighbours. On CUDA it may be
+        captured in a graph, which keeps the offsets of the capture.
 
     Raises:
         InvalidArgumentError, UnsupportedError: naming the argument.

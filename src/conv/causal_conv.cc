@@ -9,6 +9,9 @@
 #include "base/element.h"
 #include "base/thread_pool.h"
 #include "conv/sigmoid.h"
+#ifdef GDN_WITH_CUDA
+#include "conv/cuda/conv_cuda.h"
+#endif
 
 namespace gdn {
 namespace {
@@ -162,6 +165,12 @@ class Block {
 
 Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
+Status check_device(const char* name, const TensorView& view, const TensorView& x) {
+  if (!view.present() || view.device == x.device) return Status::ok();
+  return invalid(fmt::format("{}: expected on {}, as x, got {}", name, to_string(x.device),
+                             to_string(view.device)));
+}
+
 Status check_rows(const char* name, const TensorView& view, const TensorView& x) {
   if (view.rank != 2 || view.shape != x.shape) {
     return invalid(
@@ -174,7 +183,7 @@ Status check_rows(const char* name, const TensorView& view, const TensorView& x)
   if (view.shape[1] > 1 && view.stride[1] != 1 && view.numel() > 0) {
     return invalid(fmt::format("{}: expected unit innermost stride, got {}", name, view.stride[1]));
   }
-  return Status::ok();
+  return check_device(name, view, x);
 }
 
 Status check(const ConvArgs& a) {
@@ -184,9 +193,12 @@ Status check(const ConvArgs& a) {
     return invalid(
         fmt::format("x: expected bfloat16, float32 or float64, got {}", to_string(a.x.dtype)));
   }
+#ifndef GDN_WITH_CUDA
   if (a.x.device.kind != Device::Kind::kCpu) {
-    return {ErrorCode::kUnsupported, "x: expected on cpu, got " + to_string(a.x.device)};
+    return {ErrorCode::kUnsupported,
+            "x: expected on cpu (this build has no CUDA kernels), got " + to_string(a.x.device)};
   }
+#endif
   GDN_RETURN_IF_ERROR(check_rows("x", a.x, a.x));
   if (a.weight.rank != 2 || a.weight.shape[0] != a.x.shape[1] || a.weight.shape[1] < 1 ||
       a.weight.shape[1] > kMaxConvWidth || !is_floating(a.weight.dtype)) {
@@ -196,6 +208,9 @@ Status check(const ConvArgs& a) {
   if (a.bias.present() && (a.bias.rank != 1 || a.bias.shape[0] != a.x.shape[1])) {
     return invalid(fmt::format("bias: expected [{}], got {}", a.x.shape[1], shape_string(a.bias)));
   }
+  GDN_RETURN_IF_ERROR(check_device("weight", a.weight, a.x));
+  GDN_RETURN_IF_ERROR(check_device("bias", a.bias, a.x));
+  GDN_RETURN_IF_ERROR(check_device("prefix", a.prefix, a.x));
   int64_t last = 0;
   for (size_t i = 0; i < a.fragment_begin.size(); ++i) {
     const int64_t at = a.fragment_begin[i];
@@ -226,19 +241,46 @@ void for_each_block(const ConvArgs& args, const Body& body) {
   });
 }
 
+#ifdef GDN_WITH_CUDA
+bool on_gpu(const ConvArgs& args) { return args.x.device.kind == Device::Kind::kCuda; }
+#endif
+
+Status check_workspace(const ConvArgs& args, bool backward, Memory workspace) {
+  const int64_t bytes = conv_workspace_bytes(args, backward);
+  if (bytes == 0 || (workspace.data != nullptr && workspace.bytes >= bytes)) return Status::ok();
+  return {ErrorCode::kWorkspaceTooSmall,
+          fmt::format("workspace: expected at least {} bytes, got {}", bytes, workspace.bytes)};
+}
+
 }  // namespace
 
-Status causal_conv(const ConvArgs& args, const TensorView& y) {
+int64_t conv_workspace_bytes(const ConvArgs& args, bool backward) {
+#ifdef GDN_WITH_CUDA
+  if (on_gpu(args)) return cuda::conv_workspace_bytes(args, backward);
+#endif
+  return 0;
+}
+
+Status causal_conv(const ConvArgs& args, const TensorView& y, Memory workspace, Stream stream) {
   GDN_RETURN_IF_ERROR(check(args));
   GDN_RETURN_IF_ERROR(check_rows("y", y, args.x));
+  GDN_RETURN_IF_ERROR(check_workspace(args, false, workspace));
+#ifdef GDN_WITH_CUDA
+  if (on_gpu(args)) return cuda::conv(args, y, workspace, stream);
+#endif
   for_each_block(args, [&](auto block) { block.forward(y); });
   return Status::ok();
 }
 
-Status causal_conv_backward(const ConvArgs& args, const TensorView& dy, const ConvGradients& out) {
+Status causal_conv_backward(const ConvArgs& args, const TensorView& dy, const ConvGradients& out,
+                            Memory workspace, Stream stream) {
   GDN_RETURN_IF_ERROR(check(args));
   GDN_RETURN_IF_ERROR(check_rows("dy", dy, args.x));
   GDN_RETURN_IF_ERROR(check_rows("dx", out.dx, args.x));
+  GDN_RETURN_IF_ERROR(check_workspace(args, true, workspace));
+#ifdef GDN_WITH_CUDA
+  if (on_gpu(args)) return cuda::conv_backward(args, dy, out, workspace, stream);
+#endif
   for_each_block(args, [&](auto block) { block.backward(dy, out); });
   return Status::ok();
 }

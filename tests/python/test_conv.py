@@ -142,20 +142,25 @@ def test_where_it_runs(device, documents, W, dtype, bar):
         assert (got.cpu().double() - exact).norm() <= bar * exact.norm()
 
 
-@pytest.mark.parametrize("W", [1, 2, 4])
+@pytest.mark.parametrize("W", [1, 2, 4, 8])
 @pytest.mark.parametrize("silu", [False, True])
-@pytest.mark.parametrize("form", ["documents", "prefix", "batch", "rows"])
-def test_the_composed_form_is_the_compiled_one(W, silu, form):
-    from gdn_kcp.conv import composed_conv, composed_conv_backward
-
-    x, weight, b = (t.detach() for t in operands(100, 6, W, dtype=torch.float64))
+@pytest.mark.parametrize("form", ["documents", "prefix", "batch", "rows", "strided"])
+def test_forms_where_they_run(device, W, silu, form):
+    """The op on the device under test and the one on the CPU, in fp64."""
+    x, weight, b = (t.detach() for t in operands(100, 6, W))
+    if form == "strided":
+        x = torch.cat([x, torch.full_like(x, float("nan"))], -1)[..., :6]
     cu = torch.tensor(CU) if form in ("documents", "prefix") else None
-    x = {"batch": x.view(4, 25, 6), "rows": x[0]}.get(form, x)
+    x = {"batch": x.view(4, 25, 6) if form == "batch" else None, "rows": x[0]}.get(form, x)
     prefix = torch.randn(len(CU) - 1, W - 1, 6).double() if form == "prefix" else None
-    args = (x, weight, None if form == "rows" else b, prefix, cu, silu)
-    a, c = composed_conv(*args), torch.ops.gdn_kcp.conv(*args)
-    assert torch.allclose(a, c, rtol=1e-12, atol=1e-13)
-    dy = torch.randn_like(x)
-    pairs = zip(composed_conv_backward(*args, dy), torch.ops.gdn_kcp.conv_backward(*args, dy))
-    for d, r in pairs:
-        assert d.shape == r.shape and torch.allclose(d, r.to(d.dtype), rtol=1e-11, atol=1e-12)
+    args = (x, weight, None if form == "rows" else b, prefix)
+    there = [None if t is None else t.to(device) for t in args]
+    if form == "strided":
+        there[0] = torch.cat([there[0], torch.full_like(there[0], float("nan"))], -1)[..., :6]
+    dy = torch.randn(x.shape, dtype=torch.float64)
+    got = (torch.ops.gdn_kcp.conv(*there, cu, silu),
+           *torch.ops.gdn_kcp.conv_backward(*there, cu, silu, dy.to(device)))
+    want = (torch.ops.gdn_kcp.conv(*args, cu, silu),
+            *torch.ops.gdn_kcp.conv_backward(*args, cu, silu, dy))
+    for d, r in zip(got, want):
+        assert d.shape == r.shape and torch.allclose(d.cpu(), r, rtol=1e-11, atol=1e-12)

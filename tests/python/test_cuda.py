@@ -162,6 +162,37 @@ def test_a_stream_that_is_not_the_default():
     assert_equal(got, want)
 
 
+def test_a_convolution_follows_its_stream_and_its_capture():
+    """After what its stream still has to write; captured with offsets from the host, which the graph keeps."""
+    x, dy = torch.randn(2, 1, 700, 264, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(264, 4, device="cuda", requires_grad=True)
+    leaf = x.clone().requires_grad_()
+
+    def call():
+        y = gdn_kcp.causal_conv1d(leaf, weight, cu_seqlens=offsets([3, 0, 397, 300]))
+        return (y.detach(), *torch.autograd.grad(y, (leaf, weight), dy))
+
+    want = call()
+    stream = torch.cuda.Stream()
+    with torch.no_grad():
+        leaf.zero_()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(SLEEP)
+        with torch.no_grad():
+            leaf.copy_(x)
+        got = call()
+    torch.cuda.current_stream().wait_stream(stream)
+    assert_equal(got, want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    with torch.no_grad():
+        leaf.mul_(0.5)
+    graph.replay()
+    assert_equal(captured, call())
+
+
 def test_two_streams_at_once():
     """Each with its own inputs, calls in turn and from two threads; bitwise as alone."""
     cases = [(make(sum(N), 2, 6, 128, 128), offsets(lengths)) for lengths in (N, [4000, sum(N) - 4000])]
