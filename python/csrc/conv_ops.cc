@@ -10,6 +10,7 @@ namespace {
 // Fragments of the rows: cu_seqlens, or one per batch entry.
 std::vector<int64_t> fragments_of(const Tensor& x, const MaybeTensor& cu_seqlens) {
   if (cu_seqlens) return int64_values("cu_seqlens", *cu_seqlens);
+  if (x.dim() != 2 && x.dim() != 3) static_cast<void>(rows_view("x", x, 1));  // says what is wrong
   const bool batched = x.dim() == 3;
   const int64_t batch = batched ? x.size(0) : 1;
   std::vector<int64_t> begin(static_cast<size_t>(batch) + 1);
@@ -51,7 +52,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> conv_backward(const Tensor& x, const 
   const std::vector<int64_t> fragments = fragments_of(x, cu_seqlens);
   const gdn::ConvArgs args = args_of(x, weight, bias, prefix, fragments, silu);
   const auto guard = guard_for(args.x.device);
-  const Tensor none = empty({0}, gdn::DType::kFloat32, {});
+  const Tensor none = empty({0}, gdn::DType::kFloat32, args.x.device);
   const Tensor dx = empty_like_shape(x);
   const Tensor dweight = empty_like_shape(weight);
   const Tensor dbias = bias ? empty_like_shape(*bias) : none;

@@ -52,7 +52,7 @@ Dims dims_of(const Tensor& tensor) {
 bool is_batched(const Dims& d, int inner) { return d.rank == inner + 2; }
 
 bool uniform(const Dims& d, int inner) {
-  return !is_batched(d, inner) || d.size[0] == 1 || d.size[1] == 0 ||
+  return !is_batched(d, inner) || d.size[0] == 1 || d.size[1] <= 1 ||
          d.stride[0] == d.size[1] * d.stride[1];
 }
 
@@ -169,7 +169,8 @@ gdn::TensorView rows_view(const char* name, const Tensor& tensor, int inner) {
   view.device = device_of(tensor, name);
   view.rank = inner + 1;
   view.shape[0] = batched ? d.size[0] * d.size[1] : d.size[0];
-  view.stride[0] = batched ? d.stride[1] : d.stride[0];
+  // With one token in each batch entry the entries are the rows.
+  view.stride[0] = batched && (d.size[1] != 1 || d.size[0] == 1) ? d.stride[1] : d.stride[0];
   for (int i = 0; i < inner; ++i) {
     view.shape[i + 1] = d.size[i + 1 + batched];
     view.stride[i + 1] = d.stride[i + 1 + batched];

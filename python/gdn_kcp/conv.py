@@ -105,8 +105,8 @@ def causal_conv1d(
     """``y[t, c] = act(bias[c] + sum_j weight[c, j] x[t - (W - 1) + j, c])`` inside each document.
 
     Args:
-        x: ``[B, T, C]`` or ``[T, C]``, bf16, fp32 or fp64, unit innermost stride. With
-            ``cu_seqlens`` or ``cp_context`` B = 1.
+        x: ``[B, T, C]`` or ``[T, C]``, bf16, fp32 or fp64, unit innermost stride; copied where entries
+            of the batch lie apart. With ``cu_seqlens`` B = 1.
         weight: ``[C, W]`` or ``[C, 1, W]``, W = 1 to 8 taps. bias: ``[C]`` or None.
         activation: ``"silu"``, ``"swish"`` (the same) or None.
         cu_seqlens: ``[N + 1]`` int32 or int64, in tokens.
@@ -115,7 +115,7 @@ def causal_conv1d(
 
     Returns:
         y like x; bitwise independent of threads and of a document's neighbours. On CUDA it may be
-        captured in a graph, which keeps the offsets of the capture.
+        captured in a graph, with ``cu_seqlens`` on the CPU, which the graph keeps.
 
     Raises:
         InvalidArgumentError, UnsupportedError: naming the argument.
@@ -148,11 +148,19 @@ def causal_conv1d(
             raise InvalidArgumentError(
                 f"x: expected batch size 1 with cu_seqlens, got {x.shape[0]}"
             )
+        x = _uniform(x)
         if torch.compiler.is_compiling():
             return ops.conv(x, weight, bias, None, cu_seqlens, silu)
         return ops.conv(x, weight, bias, None, host_cu_seqlens(cu_seqlens, None), silu)
     except RuntimeError as error:
         raise typed(error) from None
+
+
+def _uniform(x: torch.Tensor) -> torch.Tensor:
+    """x [B, T, C] as rows of one stride, which takes a copy where entries of the batch lie apart."""
+    if x.dim() != 3 or min(x.shape[:2]) <= 1 or x.stride(0) == x.shape[1] * x.stride(1):
+        return x
+    return x.contiguous()
 
 
 def _check_over_ranks(x, weight, bias, ctx: Context) -> int:
@@ -185,7 +193,8 @@ def _check_over_ranks(x, weight, bias, ctx: Context) -> int:
                 f"{name}: expected bfloat16, float32 or float64, got "
                 f"{str(value.dtype).removeprefix('torch.')}"
             )
-        if value.device.type != ctx.device.type:
+        where = ctx.device if ctx.device.index is not None else x.device
+        if value.device != where or where.type != ctx.device.type:
             raise InvalidArgumentError(
                 f"{name}: expected on {ctx.device}, as the context, got {value.device}"
             )
@@ -203,5 +212,7 @@ def _over_ranks(x, weight, bias, silu: bool, ctx: Context) -> torch.Tensor:
         width = weight.shape[-1]
         if width not in ctx.halos:
             ctx.halos[width] = Halo(ctx, width)
-        prefix = HaloRows.apply(x.reshape(-1, x.shape[-1]), ctx.halos[width])
-        return ops.conv(x, weight, bias, prefix, ctx.local_cu_seqlens, silu)
+        rows = x.reshape(-1, x.shape[-1])
+        prefix = HaloRows.apply(rows, ctx.halos[width])
+        y = ops.conv(rows, weight, bias, prefix, ctx.local_cu_seqlens, silu)
+        return y.view(x.shape)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ._library import STATE_V_FIRST, ops
+from .errors import UnsupportedError, typed
 
 _INPUTS = 8  # q, k, v, g, beta, A_log, dt_bias, initial_state
 
@@ -70,7 +71,7 @@ def _(x, weight, bias, prefix, cu_seqlens, silu):
 @torch.library.register_fake("gdn_kcp::conv_backward")
 def _(x, weight, bias, prefix, cu_seqlens, silu, dy):
     def like(t):
-        return torch.empty(0) if t is None else t.new_empty(t.shape)
+        return torch.empty(0, device=x.device) if t is None else t.new_empty(t.shape)
 
     return like(x), like(weight), like(bias), like(prefix)
 
@@ -83,9 +84,17 @@ def _conv_setup(ctx, inputs, output):
 
 def _conv_backward(ctx, dy):
     x, weight, bias, prefix, cu_seqlens = ctx.saved_tensors
-    gradients = ops.conv_backward(x, weight, bias, prefix, cu_seqlens, ctx.silu, dy.contiguous())
+    try:
+        gradients = ops.conv_backward(x, weight, bias, prefix, cu_seqlens, ctx.silu, dy.contiguous())
+    except RuntimeError as error:
+        raise typed(error) from None
     needed = ctx.needs_input_grad
     return (*(d if needed[i] else None for i, d in enumerate(gradients)), None, None)
 
 
+def _no_second_backward(ctx, *gradients):
+    raise UnsupportedError("causal_conv1d: expected one backward, got a gradient of its gradients")
+
+
 torch.library.register_autograd("gdn_kcp::conv", _conv_backward, setup_context=_conv_setup)
+torch.library.register_autograd("gdn_kcp::conv_backward", _no_second_backward)

@@ -7,6 +7,7 @@
 
 #include "base/bf16.h"
 #include "base/element.h"
+#include "base/memory.h"
 #include "base/thread_pool.h"
 #include "conv/sigmoid.h"
 #ifdef GDN_WITH_CUDA
@@ -19,6 +20,8 @@ namespace {
 // Channels of one item of work: a row's slice is one or two cache lines, and the arrays of an item
 // (8 taps, 8 window rows, 8 gradient rows of 64 floats or doubles) stay in the first-level cache.
 constexpr int64_t kBlock = 64;
+
+constexpr int64_t kMostChannels = 1 << 30;  // kernels count them in 32 bits
 
 template <typename C>
 using Row = std::array<C, kBlock>;
@@ -186,6 +189,37 @@ Status check_rows(const char* name, const TensorView& view, const TensorView& x)
   return check_device(name, view, x);
 }
 
+// [F, W - 1, C] like x, unit innermost stride; absent passes.
+Status check_prefix(const char* name, const TensorView& view, const ConvArgs& a) {
+  if (!view.present()) return Status::ok();
+  const auto fragments = static_cast<int64_t>(a.fragment_begin.size()) - 1;
+  const int64_t ahead = a.weight.shape[1] - 1, channels = a.x.shape[1];
+  if (view.rank != 3 || view.shape[0] != fragments || view.shape[1] != ahead ||
+      view.shape[2] != channels || view.dtype != a.x.dtype) {
+    return invalid(fmt::format("{}: expected {} [{}, {}, {}], got {} {}", name,
+                               to_string(a.x.dtype), fragments, ahead, channels,
+                               to_string(view.dtype), shape_string(view)));
+  }
+  if (channels > 1 && view.stride[2] != 1 && view.numel() > 0) {
+    return invalid(fmt::format("{}: expected unit innermost stride, got {}", name, view.stride[2]));
+  }
+  return check_device(name, view, a.x);
+}
+
+// [C], or [C, W], of any floating dtype; absent passes.
+Status check_taps(const char* name, const TensorView& view, int rank, const ConvArgs& a) {
+  if (!view.present()) return Status::ok();
+  const int64_t channels = a.x.shape[1], width = a.weight.shape[1];
+  if (view.rank != rank || view.shape[0] != channels || (rank == 2 && view.shape[1] != width) ||
+      !is_floating(view.dtype)) {
+    const std::string shape =
+        rank == 2 ? fmt::format("[{}, {}]", channels, width) : fmt::format("[{}]", channels);
+    return invalid(fmt::format("{}: expected {} of bfloat16, float32 or float64, got {} {}", name,
+                               shape, to_string(view.dtype), shape_string(view)));
+  }
+  return check_device(name, view, a.x);
+}
+
 Status check(const ConvArgs& a) {
   GDN_RETURN_IF_ERROR(check_num_threads());
   if (a.x.rank != 2) return invalid(fmt::format("x: expected [T, C], got {}", shape_string(a.x)));
@@ -200,17 +234,21 @@ Status check(const ConvArgs& a) {
   }
 #endif
   GDN_RETURN_IF_ERROR(check_rows("x", a.x, a.x));
+  if (a.x.shape[1] > kMostChannels) {
+    return invalid(
+        fmt::format("x: expected at most {} channels, got {}", kMostChannels, a.x.shape[1]));
+  }
   if (a.weight.rank != 2 || a.weight.shape[0] != a.x.shape[1] || a.weight.shape[1] < 1 ||
       a.weight.shape[1] > kMaxConvWidth || !is_floating(a.weight.dtype)) {
     return invalid(fmt::format("weight: expected [{}, W] with W of 1 to {}, got {}", a.x.shape[1],
                                kMaxConvWidth, shape_string(a.weight)));
   }
-  if (a.bias.present() && (a.bias.rank != 1 || a.bias.shape[0] != a.x.shape[1])) {
-    return invalid(fmt::format("bias: expected [{}], got {}", a.x.shape[1], shape_string(a.bias)));
-  }
   GDN_RETURN_IF_ERROR(check_device("weight", a.weight, a.x));
-  GDN_RETURN_IF_ERROR(check_device("bias", a.bias, a.x));
-  GDN_RETURN_IF_ERROR(check_device("prefix", a.prefix, a.x));
+  GDN_RETURN_IF_ERROR(check_taps("bias", a.bias, 1, a));
+  if (a.fragment_begin.empty()) {
+    return invalid("cu_seqlens: expected [N + 1] offsets, got none");
+  }
+  GDN_RETURN_IF_ERROR(check_prefix("prefix", a.prefix, a));
   int64_t last = 0;
   for (size_t i = 0; i < a.fragment_begin.size(); ++i) {
     const int64_t at = a.fragment_begin[i];
@@ -221,6 +259,22 @@ Status check(const ConvArgs& a) {
           a.x.shape[0], at, i));
     }
     last = at;
+  }
+  return Status::ok();
+}
+
+Status check(const ConvArgs& a, const TensorView& dy, const ConvGradients& out) {
+  GDN_RETURN_IF_ERROR(check(a));
+  GDN_RETURN_IF_ERROR(check_rows("dy", dy, a.x));
+  GDN_RETURN_IF_ERROR(check_rows("dx", out.dx, a.x));
+  GDN_RETURN_IF_ERROR(check_taps("dweight", out.dweight, 2, a));
+  GDN_RETURN_IF_ERROR(check_taps("dbias", out.dbias, 1, a));
+  GDN_RETURN_IF_ERROR(check_prefix("dprefix", out.dprefix, a));
+  const TensorView& d = out.dprefix;
+  if (d.present() && d.numel() > 0 &&
+      (d.stride[1] != d.shape[2] || d.stride[0] != d.shape[1] * d.shape[2])) {
+    return invalid(fmt::format("dprefix: expected row-major, got strides [{}, {}, {}]", d.stride[0],
+                               d.stride[1], d.stride[2]));
   }
   return Status::ok();
 }
@@ -247,9 +301,15 @@ bool on_gpu(const ConvArgs& args) { return args.x.device.kind == Device::Kind::k
 
 Status check_workspace(const ConvArgs& args, bool backward, Memory workspace) {
   const int64_t bytes = conv_workspace_bytes(args, backward);
-  if (bytes == 0 || (workspace.data != nullptr && workspace.bytes >= bytes)) return Status::ok();
-  return {ErrorCode::kWorkspaceTooSmall,
-          fmt::format("workspace: expected at least {} bytes, got {}", bytes, workspace.bytes)};
+  if (bytes > 0 && (workspace.data == nullptr || workspace.bytes < bytes)) {
+    return {ErrorCode::kWorkspaceTooSmall,
+            fmt::format("workspace: expected at least {} bytes, got {}", bytes, workspace.bytes)};
+  }
+  if (bytes > 0 && reinterpret_cast<uintptr_t>(workspace.data) % kMemoryAlignment != 0) {
+    return invalid(
+        fmt::format("workspace: expected an address aligned to {} bytes", kMemoryAlignment));
+  }
+  return Status::ok();
 }
 
 }  // namespace
@@ -274,9 +334,7 @@ Status causal_conv(const ConvArgs& args, const TensorView& y, Memory workspace, 
 
 Status causal_conv_backward(const ConvArgs& args, const TensorView& dy, const ConvGradients& out,
                             Memory workspace, Stream stream) {
-  GDN_RETURN_IF_ERROR(check(args));
-  GDN_RETURN_IF_ERROR(check_rows("dy", dy, args.x));
-  GDN_RETURN_IF_ERROR(check_rows("dx", out.dx, args.x));
+  GDN_RETURN_IF_ERROR(check(args, dy, out));
   GDN_RETURN_IF_ERROR(check_workspace(args, true, workspace));
 #ifdef GDN_WITH_CUDA
   if (on_gpu(args)) return cuda::conv_backward(args, dy, out, workspace, stream);

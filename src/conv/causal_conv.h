@@ -18,7 +18,8 @@ namespace gdn {
 inline constexpr int kMaxConvWidth = 8;
 
 // T local rows, C channels, W taps, F fragments. x: bf16, fp32 or fp64, unit innermost stride.
-// Arithmetic is in fp32 (fp64 for fp64 x). All tensors on x's device, fragment_begin on the host.
+// Arithmetic is in fp32 (fp64 for fp64 x), the sigmoid to 1e-6. All tensors on x's device,
+// fragment_begin on the host.
 struct ConvArgs {
   TensorView x;                             // [T, C]
   TensorView weight;                        // [C, W], any floating dtype, 1 <= W <= kMaxConvWidth
@@ -36,11 +37,13 @@ struct ConvGradients {
 };
 
 // Bytes of the workspace of a pass: 0 on the host; on a GPU 8 (F + 1), and for the backward sums of
-// runs of rows: (W + 1) C 4 bytes for every 128 of T (or 32, where that is little), twice for fp64.
+// runs of rows: (W + 1) C 4 bytes for every 128 of T (or 32, where that is little), twice for fp64;
+// each rounded up to 256.
 int64_t conv_workspace_bytes(const ConvArgs& args, bool backward);
 
-// Errors: kInvalidArgument names the argument, kUnsupported a device without kernels here,
-// kWorkspaceTooSmall, kDevice. On a GPU in the stream's order, and may be captured.
+// Errors: kInvalidArgument names the argument, kUnsupported a GPU where the build has no kernels,
+// kWorkspaceTooSmall, kDevice (a GPU that the kernels were not compiled for). On a GPU in the
+// stream's order, and may be captured.
 Status causal_conv(const ConvArgs& args, const TensorView& y, Memory workspace = {},
                    Stream stream = {});
 Status causal_conv_backward(const ConvArgs& args, const TensorView& dy, const ConvGradients& out,

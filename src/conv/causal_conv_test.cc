@@ -154,6 +154,37 @@ TEST(CausalConvErrors, NameTheArgument) {
   HostTensor right(DType::kFloat32, {2, 4});
   status = causal_conv({x.view, right.view, {}, {}, begin, true}, x.view);
   EXPECT_NE(status.message().find("cu_seqlens: expected"), std::string::npos);
+  status = causal_conv({x.view, right.view, {}, {}, {}, true}, x.view);
+  EXPECT_EQ(status.message(), "cu_seqlens: expected [N + 1] offsets, got none");
+
+  const std::vector<int64_t> whole = {0, 4};
+  const ConvArgs args{x.view, right.view, {}, {}, whole, true};
+  ConvArgs other = args;
+  HostTensor numbers(DType::kInt64, {2});
+  other.bias = numbers.view;
+  status = causal_conv(other, x.view);
+  EXPECT_EQ(status.message(), "bias: expected [2] of bfloat16, float32 or float64, got int64 [2]");
+  other = args;
+  HostTensor rows(DType::kFloat32, {2, 3, 2}), wide(DType::kFloat64, {1, 3, 2});
+  for (const HostTensor* prefix : {&rows, &wide}) {
+    other.prefix = prefix->view;
+    status = causal_conv(other, x.view);
+    EXPECT_NE(status.message().find("prefix: expected float32 [1, 3, 2], got"), std::string::npos)
+        << status.message();
+  }
+  const TensorView& y = x.view;
+  EXPECT_NE(causal_conv_backward(args, y, {y, weight.view, {}, {}})
+                .message()
+                .find("dweight: expected [2, 4] of"),
+            std::string::npos);
+  EXPECT_NE(causal_conv_backward(args, y, {y, right.view, numbers.view, {}})
+                .message()
+                .find("dbias: expected [2] of"),
+            std::string::npos);
+  EXPECT_NE(causal_conv_backward(args, y, {y, right.view, {}, rows.view})
+                .message()
+                .find("dprefix: expected float32 [1, 3, 2]"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -46,6 +46,9 @@ std::vector<ConvCase> conv_cases() {
       {"bf16_2", bf16, 33, 2, true, ragged(), 400},
       {"bf16_1", bf16, 8, 1, true, {0, 50}, 50, true, false},
       {"bf16_8", bf16, 16, 8, true, ragged(), 397},
+      {"bf16_6", bf16, 12, 6, false, ragged(), 400},
+      {"table_of_480", bf16, 4, 4, true, one_each(479), 479},
+      {"table_of_481", bf16, 4, 4, true, one_each(480), 480},
       {"bf16_5_strided", bf16, 24, 5, true, ragged(), 397, true, true, 40},
       {"bf16_4_odd_stride", bf16, 24, 4, true, ragged(), 397, true, true, 3},
       {"bf16_4_misaligned", bf16, 24, 4, true, ragged(), 397, true, true, 40, 1},
@@ -229,6 +232,13 @@ TEST(ConvOnGpu, RefusesWhatItCannotTake) {
   args.weight = on_weight.view;
   status = causal_conv(args, on_y.view);
   EXPECT_EQ(status.code(), ErrorCode::kWorkspaceTooSmall) << status.message();
+  const DeviceBuffer workspace(conv_workspace_bytes(args, true) + 256);
+  status = causal_conv(args, on_y.view, {static_cast<char*>(workspace.data()) + 8, 512});
+  EXPECT_NE(status.message().find("workspace: expected an address aligned"), std::string::npos);
+  const ConvGradients out{on_y.view, weight.view, {}, {}};
+  status = causal_conv_backward(args, on_x.view, out, workspace.memory());
+  EXPECT_NE(status.message().find("dweight: expected on cuda:0, as x, got cpu"), std::string::npos)
+      << status.message();
 }
 
 }  // namespace

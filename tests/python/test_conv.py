@@ -164,3 +164,42 @@ def test_forms_where_they_run(device, W, silu, form):
             *torch.ops.gdn_kcp.conv_backward(*args, cu, silu, dy))
     for d, r in zip(got, want):
         assert d.shape == r.shape and torch.allclose(d.cpu(), r, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("cut", [lambda x: x[:, :5], lambda x: x[:, 5:6], lambda x: x[:1, :5]])
+def test_batches_that_lie_apart(device, cut):
+    x, weight, b = (t.detach().to(device) for t in operands(54, 4, 4))
+    part = cut(x.view(6, 9, 4))
+    whole = part.contiguous().requires_grad_()
+    part = part.requires_grad_()
+    got, want = (gdn_kcp.causal_conv1d(t, weight, b) for t in (part, whole))
+    assert torch.equal(got, want)
+    dy = torch.randn_like(want)
+    assert torch.equal(torch.autograd.grad(got, part, dy)[0], torch.autograd.grad(want, whole, dy)[0])
+
+
+def test_one_token_in_each_entry(device):
+    """Contiguous whatever the stride of T: of a transposed [B, C, 1], and of dy in the backward."""
+    x = torch.randn(3, 4, 1, device=device).transpose(1, 2).requires_grad_()
+    weight = torch.randn(4, 4, device=device)
+    y = gdn_kcp.causal_conv1d(x, weight)
+    assert torch.allclose(y, torch.nn.functional.silu(x * weight[:, 3]))
+    (y.transpose(0, 1) * torch.ones(1, 3, 4, device=device)).sum().backward()
+    assert x.grad.shape == x.shape
+
+
+def test_errors_of_operands_and_of_the_backward(device):
+    x, weight, b = (t.detach().to(device) for t in operands(20, 4, 4))
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match=r"bias: expected \[4\] of bfloat16"):
+        gdn_kcp.causal_conv1d(x, weight, torch.arange(4, device=device))
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="cu_seqlens: expected .*got none"):
+        gdn_kcp.causal_conv1d(x, weight, b, cu_seqlens=torch.empty(0, dtype=torch.int64))
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match=r"x: expected 3 dimensions \[B, T"):
+        gdn_kcp.causal_conv1d(x[0, 0, 0], weight, b)
+    with pytest.raises(RuntimeError, match=r"prefix: expected float64 \[1, 3, 4\], got"):
+        torch.ops.gdn_kcp.conv(x, weight, b, x.new_zeros(2, 3, 4), torch.tensor([0, 20]), True)
+    leaf = x.clone().requires_grad_()
+    y = gdn_kcp.causal_conv1d(leaf, weight, b)
+    first = torch.autograd.grad(y.square().sum(), leaf, create_graph=True)[0]
+    with pytest.raises(gdn_kcp.UnsupportedError, match="causal_conv1d: expected one backward"):
+        torch.autograd.grad(first.square().sum(), leaf)

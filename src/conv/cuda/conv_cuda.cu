@@ -10,10 +10,15 @@
 namespace gdn::cuda {
 namespace {
 
+constexpr int kConvTableThreads = 128;
+__global__ void __launch_bounds__(kConvTableThreads)
+    conv_table_kernel(const __grid_constant__ ConvTablePiece p) {
+  for (int64_t i = threadIdx.x; i < p.count; i += kConvTableThreads) p.to[i] = p.values[i];
+}
+
 // Rows of a run. Longer ones read fewer rows twice and leave fewer sums; a device wants about
 // 100,000 threads.
-constexpr int kForwardRun = 32;
-constexpr int kShortRun = 32;
+constexpr int kShortRun = 32;  // of a forward too
 constexpr int kLongRun = 128;
 constexpr int64_t kManyThreads = 100'000;
 // Channels of a thread where rows can be moved so; the backward keeps twice as much of each in
@@ -148,7 +153,7 @@ Status launch_sums(const ConvSumParams& p, Stream stream) {
   const LaunchShape shape{.blocks = ceil_div(p.channels, 32) * (p.width + 1),
                           .threads = 32 * kConvSumWarps,
                           .shared_bytes = 32 * kConvSumWarps * sizeof(double)};
-  return launch("conv_sums", conv_sum_kernel<C>, shape, stream, p);
+  return launch("conv_sum", conv_sum_kernel<C>, shape, stream, p);
 }
 
 }  // namespace
@@ -162,7 +167,7 @@ Status conv(const ConvArgs& args, const TensorView& y, Memory workspace, Stream 
   ConvParams p{};
   GDN_RETURN_IF_ERROR(common_params(args, Workspace::of(args, false), workspace, stream, &p));
   p.y = rows_of(y);
-  p.run = kForwardRun;
+  p.run = kShortRun;
   return launch_conv<false>(p, args.x.dtype, stream);
 }
 

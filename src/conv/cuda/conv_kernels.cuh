@@ -1,6 +1,6 @@
 // Device code of the convolution. A thread convolves a run of rows in kVec neighbouring channels,
-// with the last W - 1 rows in registers; a warp has 32 kVec channels of the same rows. Nothing is
-// shared between threads, so results depend on a row's own fragment alone.
+// with the last W - 1 rows in registers; a warp has 32 kVec channels of the same rows. Threads
+// share no rows, so these depend on their own fragment alone.
 //
 // kTaps: W, or 8 for any W. Tap k is the one of the row k rows before: weight[., W - 1 - k].
 #pragma once
@@ -415,12 +415,6 @@ __global__ void __launch_bounds__(32 * kConvSumWarps)
   } else if (p.dbias.data != nullptr) {
     store_tap(p.dbias, channel, 0, sum);
   }
-}
-
-inline constexpr int kConvTableThreads = 128;
-__global__ void __launch_bounds__(kConvTableThreads)
-    conv_table_kernel(const __grid_constant__ ConvTablePiece p) {
-  for (int64_t i = threadIdx.x; i < p.count; i += kConvTableThreads) p.to[i] = p.values[i];
 }
 
 }  // namespace gdn::cuda
