@@ -8,7 +8,7 @@ set(allowed_plan base)
 set(allowed_comm base)
 set(allowed_backend base)
 set(allowed_driver base plan comm backend)
-set(allowed_conv base)
+set(allowed_conv base backend)  # the launches and instructions of backend/cuda/common
 set(allowed_check base)
 set(allowed_io base check)
 set(allowed_bench base check driver)

@@ -11,7 +11,7 @@ from . import head_dims
 from ._library import ops
 from .context import CallKey
 from .errors import InvalidArgumentError, UnsupportedError, typed
-from .members import Settle, out_of_step
+from .members import Settle, interrupted, out_of_step
 
 _TENSORS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
 
@@ -72,9 +72,8 @@ def check_deterministic(value) -> None:
 
 def refuse(ctx, error: BaseException, what: str):
     """Raises an error that was found before a call began, on the other ranks of ``ctx`` too."""
-    if not isinstance(error, Exception):
-        out_of_step(ctx, error)  # an interrupt, which is this rank's alone
-    elif getattr(ctx, "world_size", 1) > 1:
+    interrupted(ctx, error)
+    if isinstance(error, Exception) and getattr(ctx, "world_size", 1) > 1:
         ctx.member.agree(error, 0, what)
     raise error
 
@@ -221,11 +220,15 @@ def _gradients(ctx: Any, do, dfinal_state):
         check_packing(call.ctx, call.refills)
     except BaseException as error:  # an input was changed in place, say
         refuse(call.ctx, error, "backward")
-    gradients = run_backward(
-        call, tuple(inputs), do, dfinal_state, saved if call.save else None, call.packed
-    )
-    needed = ctx.needs_input_grad
-    return (None, *[d if needed[i] else None for i, d in enumerate(gradients, 1)])
+    try:
+        gradients = run_backward(
+            call, tuple(inputs), do, dfinal_state, saved if call.save else None, call.packed
+        )
+        needed = ctx.needs_input_grad
+        return (None, *[d if needed[i] else None for i, d in enumerate(gradients, 1)])
+    except BaseException as error:
+        interrupted(call.ctx, error)
+        raise
 
 
 _gradients_once = torch.autograd.function.once_differentiable(_gradients)

@@ -18,6 +18,7 @@ from ._library import (
 from .autograd import Call, apply, autocast, check_deterministic, check_tensors, refuse
 from .context import Context
 from .errors import Error, InvalidArgumentError, typed
+from .members import interrupted
 
 _NARROW = (torch.bfloat16, torch.float16)
 CHUNK_SIZES = (16, 32, 64)  # that FLA takes
@@ -206,12 +207,17 @@ def chunk_gated_delta_rule(
             initial_state = padding.states(initial_state, state_v_first)
     except BaseException as error:  # the other ranks wait to hear of any
         refuse(cp_context, error, "forward")
-    inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state)
-    options = (scale, flags, output_final_state)
-    if padding is None:
-        return _run(inputs, cp_context, cu_seqlens, cu_seqlens_cpu, options)
     try:
+        inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state)
+        options = (scale, flags, output_final_state)
+        if padding is None:
+            return _run(inputs, cp_context, cu_seqlens, cu_seqlens_cpu, options)
         o, final_state = _run(inputs, cp_context, cu_seqlens, cu_seqlens_cpu, options, padding)
+        return padding.cut_values(o), padding.cut_states(final_state, state_v_first)
     except Error as error:
+        if padding is None:
+            raise
         raise type(error)(f"{error} ({padding})") from None
-    return padding.cut_values(o), padding.cut_states(final_state, state_v_first)
+    except BaseException as error:
+        interrupted(cp_context, error)
+        raise

@@ -20,6 +20,7 @@ from .autograd import (
 )
 from .context import CallKey, Context, RecomputeHandle, Workspace
 from .errors import InvalidArgumentError
+from .members import interrupted
 from .packed import row_of
 from .replay import why_not
 
@@ -131,15 +132,19 @@ def chunk_gdn_kcp(
             )
     except BaseException as error:  # the other ranks wait to hear of any
         refuse(ctx, error, "forward")
-    partition = ctx.partition
-    if torch.compiler.is_compiling() and ctx.world_size == 1 and partition.layout != "explicit":
-        return ops.chunk(
-            q, k, v, g, beta, None, None, None, partition.cu_seqlens, scale, flags, False
-        )[0]
-    call = Call(ctx, None, scale, flags, False, block, save_mode != "none")
-    call.handle = recompute_handle
-    call.replays = replays
-    return apply(call, q, k, v, g, beta, None, None, None)[0]
+    try:
+        partition = ctx.partition
+        if torch.compiler.is_compiling() and ctx.world_size == 1 and partition.layout != "explicit":
+            return ops.chunk(
+                q, k, v, g, beta, None, None, None, partition.cu_seqlens, scale, flags, False
+            )[0]
+        call = Call(ctx, None, scale, flags, False, block, save_mode != "none")
+        call.handle = recompute_handle
+        call.replays = replays
+        return apply(call, q, k, v, g, beta, None, None, None)[0]
+    except BaseException as error:
+        interrupted(ctx, error)
+        raise
 
 
 def chunk_gdn_kcp_forward(
@@ -161,12 +166,16 @@ def chunk_gdn_kcp_forward(
         replays = _replays(ctx, workspace, graph)
     except BaseException as error:  # the other ranks wait to hear of any
         refuse(ctx, error, "forward")
-    call = Call(ctx, None, scale, flags, False, block, save_for_backward)
-    call.replays = replays
-    with torch.no_grad():
-        inputs = (q, k, v, g, beta, None, None, None)
-        o, _, saved = run_forward(call, inputs, save_for_backward)
-    return o, Saved(saved, key, ctx.refills, save_mode) if save_for_backward else None
+    try:
+        call = Call(ctx, None, scale, flags, False, block, save_for_backward)
+        call.replays = replays
+        with torch.no_grad():
+            inputs = (q, k, v, g, beta, None, None, None)
+            o, _, saved = run_forward(call, inputs, save_for_backward)
+        return o, Saved(saved, key, ctx.refills, save_mode) if save_for_backward else None
+    except BaseException as error:
+        interrupted(ctx, error)
+        raise
 
 
 def chunk_gdn_kcp_backward(
@@ -197,10 +206,14 @@ def chunk_gdn_kcp_backward(
             flags |= save_flags(saved.save_mode)
     except BaseException as error:  # the other ranks wait to hear of any
         refuse(ctx, error, "backward")
-    call = Call(ctx, None, scale, flags, False, workspace_block, saved is not None)
-    call.replays = replays
-    with torch.no_grad():
-        block = saved.block if saved is not None else None
-        packed = row_of(q, k, v) is not None
-        inputs = (q, k, v, g, beta, None, None, None)
-        return tuple(run_backward(call, inputs, do, None, block, packed)[:5])
+    try:
+        call = Call(ctx, None, scale, flags, False, workspace_block, saved is not None)
+        call.replays = replays
+        with torch.no_grad():
+            block = saved.block if saved is not None else None
+            packed = row_of(q, k, v) is not None
+            inputs = (q, k, v, g, beta, None, None, None)
+            return tuple(run_backward(call, inputs, do, None, block, packed)[:5])
+    except BaseException as error:
+        interrupted(ctx, error)
+        raise

@@ -53,6 +53,12 @@ def out_of_step(ctx, error: BaseException) -> None:
         ctx.member.give_up(error)
 
 
+def interrupted(ctx, error: BaseException) -> None:
+    """The same for what may end a call at any line of it: an interrupt. Errors have been told."""
+    if not isinstance(error, Exception):
+        out_of_step(ctx, error)
+
+
 @contextlib.contextmanager
 def in_step(ctx):
     """Part of a call that all ranks of ``ctx`` take part in."""
