@@ -185,6 +185,32 @@ def a_hook_that_fails(ctx, rank, inputs):
     gdn_kcp.chunk_gdn_kcp(*local, ctx).sum().backward()
 
 
+def an_interrupt(rank, W, inputs):
+    """Of one rank, before a call's core and after it: no later call goes on with the others."""
+
+    def after(*args, core=gdn_kcp.kcp.apply):
+        core(*args)
+        raise KeyboardInterrupt
+
+    for stops in (mock.Mock(side_effect=KeyboardInterrupt), after):
+        dist.barrier()  # ranks may come late from what went before
+        group = dist.new_group(timeout=timedelta(seconds=LIMIT))
+        ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, W), group, rank, "cpu")
+        local = local_rows(ctx.partition, rank, inputs)
+        with mock.patch.object(gdn_kcp.kcp, "apply", stops if rank == 1 else gdn_kcp.kcp.apply):
+            try:
+                gdn_kcp.chunk_gdn_kcp(*local, ctx)
+                assert rank != 1 and stops is after
+            except (KeyboardInterrupt, gdn_kcp.PeerFailedError) as error:
+                assert isinstance(error, KeyboardInterrupt) == (rank == 1), error
+        for _ in range(2):
+            try:
+                gdn_kcp.chunk_gdn_kcp(*local, ctx)
+            except gdn_kcp.PeerFailedError:
+                continue
+            raise AssertionError("no error")
+
+
 def conv_fails_alone(rank, W):
     """After the ranks agreed: neither a later call nor a backward takes another's rows for its own."""
     group = dist.new_group(timeout=timedelta(seconds=LIMIT))
@@ -338,6 +364,7 @@ def main() -> None:
     conv_errors(ctx, rank)
     a_hook_that_fails(ctx, rank, inputs)
     conv_fails_alone(rank, W)
+    an_interrupt(rank, W, inputs)
     if "GDN_NCCL_LIBRARY" in os.environ:
         own_communicator(rank, W, inputs, want, do)
         if W == 2:  # of more, some would wait for a block for as long as the stand-in does
