@@ -100,6 +100,25 @@ def test_one_document_does_not_see_the_others():
     assert torch.equal(y[:, :40], again[:, :40])
 
 
+@pytest.mark.parametrize("W", [2, 4, 6])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_bits_do_not_depend_on_the_place(device, dtype, W):
+    """Of one document: alone, and behind and before others, so with other rows in its runs of rows."""
+    weight, b = (t.detach().to(device) for t in operands(1, 24, W, dtype=dtype)[1:])
+    row, dy = torch.randn(2, 1, 300, 24).to(device, dtype)
+    seen = []
+    for ahead, behind in ((0, 0), (1, 0), (30, 5), (67, 200)):
+        T = ahead + 300 + behind
+        x, d = torch.randn(2, 1, T, 24).to(device, dtype)
+        x[:, ahead : ahead + 300], d[:, ahead : ahead + 300] = row, dy
+        x.requires_grad_()
+        y = gdn_kcp.causal_conv1d(x, weight, b, "silu", torch.tensor([0, ahead, ahead + 300, T]))
+        dx = torch.autograd.grad(y, x, d)[0]
+        seen.append([t.detach()[:, ahead : ahead + 300] for t in (y, dx)])
+    for other in seen[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(seen[0], other))
+
+
 def test_errors_name_the_argument_on_every_rank():
     x, weight, b = operands(20, 4, 4)
     with pytest.raises(gdn_kcp.InvalidArgumentError, match="activation: expected"):
