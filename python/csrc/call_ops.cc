@@ -28,7 +28,7 @@ ForwardResult forward(int64_t session, const MaybeTensor& cu_seqlens, GDN_INPUTS
                       const MaybeTensor& again, bool save, bool want_final) {
   const Inputs in = GDN_MADE_INPUTS;
   const auto s = session_for(session, cu_seqlens, in);
-  Forward out = start_forward(*s, in, workspace, again, save, want_final);
+  Forward out = start_forward(*s, in, workspace, again, save, want_final, false);
   finish(*out.pending);
   return {out.o, out.final_state, out.saved};
 }
@@ -38,7 +38,7 @@ ForwardBegun forward_begin(int64_t session, GDN_INPUTS, std::optional<double> sc
                            bool want_final) {
   const Inputs in = GDN_MADE_INPUTS;
   const auto s = session_for(session, std::nullopt, in);
-  Forward out = start_forward(*s, in, workspace, again, save, want_final);
+  Forward out = start_forward(*s, in, workspace, again, save, want_final, false);
   return {out.o, out.final_state, out.saved, pendings().add(out.pending)};
 }
 
@@ -52,7 +52,7 @@ BackwardResult backward(int64_t session, const MaybeTensor& cu_seqlens, GDN_INPU
                         const MaybeTensor& workspace, bool packed) {
   const Inputs in = GDN_MADE_INPUTS;
   const auto s = session_for(session, cu_seqlens, in);
-  const Gradients out = start_backward(*s, in, d_o, dfinal_state, saved, workspace, packed);
+  const Gradients out = start_backward(*s, in, d_o, dfinal_state, saved, workspace, packed, false);
   finish(*out.pending);
   return tensors_of(out);
 }
@@ -63,7 +63,7 @@ BackwardBegun backward_begin(int64_t session, GDN_INPUTS, const MaybeTensor& d_o
                              const MaybeTensor& workspace, bool packed) {
   const Inputs in = GDN_MADE_INPUTS;
   const auto s = session_for(session, std::nullopt, in);
-  const Gradients out = start_backward(*s, in, d_o, dfinal_state, saved, workspace, packed);
+  const Gradients out = start_backward(*s, in, d_o, dfinal_state, saved, workspace, packed, false);
   return std::tuple_cat(tensors_of(out), std::make_tuple(pendings().add(out.pending)));
 }
 
@@ -71,7 +71,7 @@ std::tuple<Tensor, Tensor> chunk(GDN_INPUTS, const MaybeTensor& cu_seqlens,
                                  std::optional<double> scale, int64_t flags, bool want_final) {
   const Inputs in = GDN_MADE_INPUTS;
   const auto s = session_for(0, cu_seqlens, in);
-  Forward out = start_forward(*s, in, std::nullopt, std::nullopt, false, want_final);
+  Forward out = start_forward(*s, in, std::nullopt, std::nullopt, false, want_final, true);
   finish(*out.pending);
   return {out.o, out.final_state};
 }
@@ -79,8 +79,12 @@ std::tuple<Tensor, Tensor> chunk(GDN_INPUTS, const MaybeTensor& cu_seqlens,
 BackwardResult chunk_backward(GDN_INPUTS, const MaybeTensor& cu_seqlens, const MaybeTensor& d_o,
                               const MaybeTensor& dfinal_state, std::optional<double> scale,
                               int64_t flags) {
-  return backward(0, cu_seqlens, q, k, v, g, beta, A_log, dt_bias, initial_state, d_o, dfinal_state,
-                  std::nullopt, scale, flags, std::nullopt, false);
+  const Inputs in = GDN_MADE_INPUTS;
+  const auto s = session_for(0, cu_seqlens, in);
+  const Gradients out =
+      start_backward(*s, in, d_o, dfinal_state, std::nullopt, std::nullopt, false, true);
+  finish(*out.pending);
+  return tensors_of(out);
 }
 
 // The part of the call's memory that a message lies in.

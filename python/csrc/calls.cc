@@ -2,6 +2,8 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <mutex>
+
 namespace gdn_torch {
 namespace {
 
@@ -52,6 +54,24 @@ std::vector<int64_t> sizes_of(const Tensor& tensor) {
 }
 
 Tensor nothing(const gdn::Problem& problem) { return empty({0}, problem.state(), problem.device); }
+
+// The same tensor for every call with this state dtype and device: to make one takes microseconds.
+// For what never leaves the package; the functional ops, whose results are traced, make their own.
+Tensor shared_nothing(const gdn::Problem& problem) {
+  struct Known {
+    gdn::DType dtype;
+    gdn::Device device;
+    Tensor tensor;
+  };
+  static std::mutex mutex;
+  static auto* known = new std::vector<Known>;  // to the end of the process
+  const std::lock_guard lock(mutex);
+  for (const Known& k : *known) {
+    if (k.dtype == problem.state() && k.device == problem.device) return k.tensor;
+  }
+  known->push_back({problem.state(), problem.device, nothing(problem)});
+  return known->back().tensor;
+}
 
 // Columns [first, first + heads dim) of `row` as [.., heads, dim].
 Tensor columns(const Tensor& row, int64_t first, int64_t heads, int64_t dim) {
@@ -146,7 +166,7 @@ std::shared_ptr<Session> session_for(int64_t session, const MaybeTensor& cu_seql
 }
 
 Forward start_forward(Session& session, const Inputs& in, const MaybeTensor& workspace,
-                      const MaybeTensor& again, bool save, bool want_final) {
+                      const MaybeTensor& again, bool save, bool want_final, bool functional) {
   const gdn::Problem problem = problem_of(in);
   const auto guard = guard_for(problem.device);
   const bool v_first = in.flags & kStateVFirst;
@@ -162,7 +182,8 @@ Forward start_forward(Session& session, const Inputs& in, const MaybeTensor& wor
   args.in = operands_of(in);
   args.initial_state = state_view("initial_state", in.initial_state, v_first);
 
-  Forward out{empty_like_shape(in.v), nothing(problem), aligned_bytes(0, problem.device), pending};
+  const Tensor none = functional ? nothing(problem) : shared_nothing(problem);
+  Forward out{empty_like_shape(in.v), none, none, pending};
   args.o = rows_view("o", out.o, 2);
   if (want_final) {
     const int64_t documents = context.documents();
@@ -198,7 +219,7 @@ Forward start_forward(Session& session, const Inputs& in, const MaybeTensor& wor
 
 Gradients start_backward(Session& session, const Inputs& in, const MaybeTensor& d_o,
                          const MaybeTensor& dfinal_state, const MaybeTensor& saved,
-                         const MaybeTensor& workspace, bool packed) {
+                         const MaybeTensor& workspace, bool packed, bool functional) {
   const gdn::Problem problem = problem_of(in);
   const auto guard = guard_for(problem.device);
   const bool v_first = in.flags & kStateVFirst;
@@ -233,12 +254,15 @@ Gradients start_backward(Session& session, const Inputs& in, const MaybeTensor& 
   out.dg = empty_like_shape(in.g);
   out.dbeta = empty_like_shape(in.beta);
   const auto like = [&](const MaybeTensor& operand) {
-    return operand ? empty_like_shape(*operand) : nothing(problem);
+    if (operand) return empty_like_shape(*operand);
+    return functional ? nothing(problem) : shared_nothing(problem);
   };
   out.dA_log = like(in.A_log);
   out.ddt_bias = like(in.dt_bias);
   out.dinitial_state = like(in.initial_state);
-  if (session.partition().world_size() > 1) torch::stable::zero_(out.dinitial_state);
+  if (in.initial_state && session.partition().world_size() > 1) {
+    torch::stable::zero_(out.dinitial_state);
+  }
   args.dq = rows_view("dq", out.dq, 2);
   args.dk = rows_view("dk", out.dk, 2);
   args.dv = rows_view("dv", out.dv, 2);

@@ -56,13 +56,14 @@ std::shared_ptr<Session> session_for(int64_t session, const MaybeTensor& cu_seql
 gdn::Problem problem_of(const Inputs& in);
 
 // `again`: a saved set that an earlier forward of the same inputs kept; then nothing is exchanged.
+// `functional`: no result is shared with other calls, those without elements neither.
 Forward start_forward(Session& session, const Inputs& in, const MaybeTensor& workspace,
-                      const MaybeTensor& again, bool save, bool want_final);
+                      const MaybeTensor& again, bool save, bool want_final, bool functional);
 
 // `packed`: dq, dk and dv are column views of one row [.., T, 2 H K + HV V].
 Gradients start_backward(Session& session, const Inputs& in, const MaybeTensor& d_o,
                          const MaybeTensor& dfinal_state, const MaybeTensor& saved,
-                         const MaybeTensor& workspace, bool packed);
+                         const MaybeTensor& workspace, bool packed, bool functional);
 
 // To the end; an error where the call wants to talk to other ranks.
 void finish(Pending& pending);
