@@ -56,7 +56,7 @@ ConvRows rows_of(const TensorView& view) {
   return {view.data, view.stride[0], 0};
 }
 
-ConvTaps taps_of(const TensorView& view) {
+ScalarView taps_of(const TensorView& view) {
   if (!view.present()) return {nullptr, 0, 0, DType::kFloat32};
   return {view.data, view.stride[0], view.rank == 2 ? view.stride[1] : 0, view.dtype};
 }

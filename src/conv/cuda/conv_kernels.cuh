@@ -6,6 +6,7 @@
 #pragma once
 
 #include "backend/cuda/common/ptx.cuh"
+#include "backend/cuda/common/scalars.cuh"
 #include "conv/causal_conv.h"
 #include "conv/cuda/conv_params.h"
 
@@ -98,33 +99,6 @@ GDN_DEVICE X* conv_row(const ConvRows& rows, int64_t row, int channel, int64_t f
   return static_cast<X*>(rows.data) + fragment * rows.fragment + row * rows.row + channel;
 }
 
-template <typename C>
-GDN_DEVICE C load_tap(const ConvTaps& taps, int channel, int tap) {
-  const int64_t at = channel * taps.channel + tap * taps.tap;
-  switch (taps.dtype) {
-    case DType::kBFloat16:
-      return bf16_to_float(static_cast<const uint16_t*>(taps.data)[at]);
-    case DType::kFloat64:
-      return static_cast<C>(static_cast<const double*>(taps.data)[at]);
-    default:
-      return static_cast<const float*>(taps.data)[at];
-  }
-}
-GDN_DEVICE void store_tap(const ConvTaps& taps, int channel, int tap, double x) {
-  const int64_t at = channel * taps.channel + tap * taps.tap;
-  switch (taps.dtype) {
-    case DType::kBFloat16:
-      static_cast<uint16_t*>(taps.data)[at] = float_to_bf16(static_cast<float>(x));
-      break;
-    case DType::kFloat64:
-      static_cast<double*>(taps.data)[at] = x;
-      break;
-    default:
-      static_cast<float*>(taps.data)[at] = static_cast<float>(x);
-      break;
-  }
-}
-
 // ---- A thread's run
 // Rows are counted from the run's first one, in 32 bits.
 template <typename X, int kVec, int kTaps>
@@ -164,9 +138,9 @@ struct ConvThread {
     for (int v = 0; v < kVec; ++v) {
       GDN_UNROLL
       for (int k = 0; k < kTaps; ++k) {
-        weight[k][v] = k < width() ? load_tap<C>(p.weight, channel + v, width() - 1 - k) : C(0);
+        weight[k][v] = k < width() ? load_scalar<C>(p.weight, channel + v, width() - 1 - k) : C(0);
       }
-      bias[v] = p.bias.data != nullptr ? load_tap<C>(p.bias, channel + v, 0) : C(0);
+      bias[v] = p.bias.data != nullptr ? load_scalar<C>(p.bias, channel + v, 0) : C(0);
     }
   }
 
@@ -411,9 +385,9 @@ __global__ void __launch_bounds__(32 * kConvSumWarps)
   if (warp != 0 || channel >= p.channels) return;
   for (int w = 1; w < kConvSumWarps; ++w) sum += sums[32 * w + lane];
   if (tap < p.width) {
-    if (p.dweight.data != nullptr) store_tap(p.dweight, channel, tap, sum);
+    if (p.dweight.data != nullptr) store_scalar(p.dweight, channel, tap, sum);
   } else if (p.dbias.data != nullptr) {
-    store_tap(p.dbias, channel, 0, sum);
+    store_scalar(p.dbias, channel, 0, sum);
   }
 }
 

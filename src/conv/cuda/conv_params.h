@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/common/types.h"
 #include "gdn/tensor.h"
 
 namespace gdn::cuda {
@@ -14,20 +15,13 @@ struct ConvRows {
   int64_t row, fragment;
 };
 
-// [C, W] or [C] of any floating dtype and strides. Null data: absent.
-struct ConvTaps {
-  void* data;
-  int64_t channel, tap;
-  DType dtype;
-};
-
 struct ConvParams {
   ConvRows x, prefix;
-  ConvRows y;        // forward
-  ConvRows dy, dx;   // backward
-  ConvRows dprefix;  // zeros before the launch
-  ConvTaps weight, bias;
-  const int64_t* begin;  // [F + 1] first rows of the fragments
+  ConvRows y;               // forward
+  ConvRows dy, dx;          // backward
+  ConvRows dprefix;         // zeros before the launch
+  ScalarView weight, bias;  // [C, W] and [C]: channels are its rows, taps its heads
+  const int64_t* begin;     // [F + 1] first rows of the fragments
   int64_t fragments;
   int64_t rows;   // T
   int64_t end;    // rows of all fragments
@@ -41,7 +35,7 @@ struct ConvParams {
 // Sums over the runs, in their order.
 struct ConvSumParams {
   const void* partial;  // [R, W + 1, C]
-  ConvTaps dweight, dbias;
+  ScalarView dweight, dbias;
   int64_t runs;
   int channels;
   int width;

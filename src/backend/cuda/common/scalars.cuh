@@ -7,29 +7,31 @@
 
 namespace gdn::cuda {
 
-GDN_DEVICE float load_scalar(const ScalarView& view, int64_t row, int64_t head) {
+template <typename C = float>
+GDN_DEVICE C load_scalar(const ScalarView& view, int64_t row, int64_t head) {
   const int64_t at = row * view.row + head * view.head;
   switch (view.dtype) {
     case DType::kBFloat16:
       return bf16_to_float(static_cast<const uint16_t*>(view.data)[at]);
     case DType::kFloat64:
-      return static_cast<float>(static_cast<const double*>(view.data)[at]);
+      return static_cast<C>(static_cast<const double*>(view.data)[at]);
     default:
       return static_cast<const float*>(view.data)[at];
   }
 }
 
-GDN_DEVICE void store_scalar(const ScalarView& view, int64_t row, int64_t head, float x) {
+template <typename C>
+GDN_DEVICE void store_scalar(const ScalarView& view, int64_t row, int64_t head, C x) {
   const int64_t at = row * view.row + head * view.head;
   switch (view.dtype) {
     case DType::kBFloat16:
-      static_cast<uint16_t*>(view.data)[at] = float_to_bf16(x);
+      static_cast<uint16_t*>(view.data)[at] = float_to_bf16(static_cast<float>(x));
       break;
     case DType::kFloat64:
       static_cast<double*>(view.data)[at] = x;
       break;
     default:
-      static_cast<float*>(view.data)[at] = x;
+      static_cast<float*>(view.data)[at] = static_cast<float>(x);
       break;
   }
 }
