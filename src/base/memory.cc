@@ -1,5 +1,7 @@
 #include "base/memory.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -34,6 +36,18 @@ void copy_bytes(void* to, const void* from, int64_t bytes) {
     std::memcpy(static_cast<std::byte*>(to) + first, static_cast<const std::byte*>(from) + first,
                 n);
   });
+}
+
+Status check_memory(const char* what, const Memory& memory, int64_t bytes) {
+  if (memory.bytes < bytes || (bytes > 0 && memory.data == nullptr)) {
+    return {ErrorCode::kWorkspaceTooSmall,
+            fmt::format("{}: expected at least {} bytes, got {}", what, bytes, memory.bytes)};
+  }
+  if (reinterpret_cast<uintptr_t>(memory.data) % kMemoryAlignment != 0) {
+    return {ErrorCode::kInvalidArgument,
+            fmt::format("{}: expected an address aligned to {} bytes", what, kMemoryAlignment)};
+  }
+  return Status::ok();
 }
 
 }  // namespace gdn

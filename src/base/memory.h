@@ -6,6 +6,8 @@
 #include <memory>
 #include <new>
 
+#include "gdn/gdn.h"
+
 namespace gdn {
 
 inline constexpr int64_t kMemoryAlignment = 256;
@@ -56,5 +58,8 @@ class AlignedBuffer {
 // Every byte `byte`, and a copy between blocks that do not overlap, on all threads of the pool.
 void fill_bytes(void* to, int byte, int64_t bytes);
 void copy_bytes(void* to, const void* from, int64_t bytes);
+
+// kWorkspaceTooSmall, or kInvalidArgument where it is not aligned; `what` names the argument.
+Status check_memory(const char* what, const Memory& memory, int64_t bytes);
 
 }  // namespace gdn

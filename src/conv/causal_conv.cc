@@ -299,17 +299,9 @@ void for_each_block(const ConvArgs& args, const Body& body) {
 bool on_gpu(const ConvArgs& args) { return args.x.device.kind == Device::Kind::kCuda; }
 #endif
 
-Status check_workspace(const ConvArgs& args, bool backward, Memory workspace) {
+Status check_workspace(const ConvArgs& args, bool backward, const Memory& workspace) {
   const int64_t bytes = conv_workspace_bytes(args, backward);
-  if (bytes > 0 && (workspace.data == nullptr || workspace.bytes < bytes)) {
-    return {ErrorCode::kWorkspaceTooSmall,
-            fmt::format("workspace: expected at least {} bytes, got {}", bytes, workspace.bytes)};
-  }
-  if (bytes > 0 && reinterpret_cast<uintptr_t>(workspace.data) % kMemoryAlignment != 0) {
-    return invalid(
-        fmt::format("workspace: expected an address aligned to {} bytes", kMemoryAlignment));
-  }
-  return Status::ok();
+  return bytes > 0 ? check_memory("workspace", workspace, bytes) : Status::ok();
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <functional>
 #include <utility>
 
+#include "base/memory.h"
 #include "driver/memory_map.h"
 
 namespace gdn {

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/memory.h"
 #include "base/thread_pool.h"
 #include "driver/memory_map.h"
 #include "driver/validate.h"

@@ -1,7 +1,5 @@
 #include "driver/memory_map.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "base/memory.h"
@@ -122,18 +120,6 @@ void place_tables(const PassMap& map, void* base, TablePointers& tables) {
       tables[i] = static_cast<std::byte*>(base) + map.table_offset[i];
     }
   }
-}
-
-Status check_memory(const char* what, const Memory& memory, int64_t bytes) {
-  if (memory.bytes < bytes || (bytes > 0 && memory.data == nullptr)) {
-    return {ErrorCode::kWorkspaceTooSmall,
-            fmt::format("{}: expected at least {} bytes, got {}", what, bytes, memory.bytes)};
-  }
-  if (reinterpret_cast<uintptr_t>(memory.data) % kMemoryAlignment != 0) {
-    return {ErrorCode::kInvalidArgument,
-            fmt::format("{}: expected an address aligned to {} bytes", what, kMemoryAlignment)};
-  }
-  return Status::ok();
 }
 
 }  // namespace gdn

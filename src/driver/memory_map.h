@@ -38,6 +38,4 @@ void* prepared_at(const Context& context, const PassMap& map, void* base, const 
 // Table pointers from a map; tables that are not in the map keep what `tables` has.
 void place_tables(const PassMap& map, void* base, TablePointers& tables);
 
-Status check_memory(const char* what, const Memory& memory, int64_t bytes);
-
 }  // namespace gdn

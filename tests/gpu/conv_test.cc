@@ -151,6 +151,24 @@ void expect_close(const char* name, const OnDevice& got, const Rows& want, doubl
   EXPECT_LE(std::sqrt(error), most * std::sqrt(norm)) << name;
 }
 
+// The operands and results that the case has, of rows on either side.
+template <typename Of>
+ConvArgs args_of(const ConvCase& c, const Of& x, const Of& weight, const Of& bias,
+                 const Of& prefix) {
+  ConvArgs args{x.view, weight.view, {}, {}, c.begin, c.silu};
+  if (c.bias) args.bias = bias.view;
+  if (c.prefix) args.prefix = prefix.view;
+  return args;
+}
+template <typename Of>
+ConvGradients gradients_of(const ConvCase& c, const Of& dx, const Of& dweight, const Of& dbias,
+                           const Of& dprefix) {
+  ConvGradients out{dx.view, dweight.view, {}, {}};
+  if (c.bias) out.dbias = dbias.view;
+  if (c.prefix) out.dprefix = dprefix.view;
+  return out;
+}
+
 class ConvOnGpu : public ::testing::TestWithParam<ConvCase> {};
 
 TEST_P(ConvOnGpu, IsTheHosts) {
@@ -173,12 +191,8 @@ TEST_P(ConvOnGpu, IsTheHosts) {
     }
   }
 
-  ConvArgs host{x.view, weight.view, {}, {}, c.begin, c.silu};
-  if (c.bias) host.bias = bias.view;
-  if (c.prefix) host.prefix = prefix.view;
-  ConvGradients wanted{dx.view, dweight.view, {}, {}};
-  if (c.bias) wanted.dbias = dbias.view;
-  if (c.prefix) wanted.dprefix = dprefix.view;
+  const ConvArgs host = args_of(c, x, weight, bias, prefix);
+  const ConvGradients wanted = gradients_of(c, dx, dweight, dbias, dprefix);
   ASSERT_TRUE(causal_conv(host, y.view));
   ASSERT_TRUE(causal_conv_backward(host, dy.view, wanted));
 
@@ -188,12 +202,8 @@ TEST_P(ConvOnGpu, IsTheHosts) {
     const Rows untouched = rows();
     const OnDevice on_y(untouched), on_dx(untouched), on_dprefix(dprefix), on_dweight(dweight),
         on_dbias(dbias);
-    ConvArgs args{on_x.view, on_weight.view, {}, {}, c.begin, c.silu};
-    if (c.bias) args.bias = on_bias.view;
-    if (c.prefix) args.prefix = on_prefix.view;
-    ConvGradients out{on_dx.view, on_dweight.view, {}, {}};
-    if (c.bias) out.dbias = on_dbias.view;
-    if (c.prefix) out.dprefix = on_dprefix.view;
+    const ConvArgs args = args_of(c, on_x, on_weight, on_bias, on_prefix);
+    const ConvGradients out = gradients_of(c, on_dx, on_dweight, on_dbias, on_dprefix);
     const DeviceBuffer workspace(conv_workspace_bytes(args, true));
     const Status forward = causal_conv(args, on_y.view, workspace.memory());
     ASSERT_TRUE(forward) << forward.message();

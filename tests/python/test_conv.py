@@ -166,16 +166,18 @@ def test_where_it_runs(device, documents, W, dtype, bar):
 @pytest.mark.parametrize("form", ["documents", "prefix", "batch", "rows", "strided"])
 def test_forms_where_they_run(device, W, silu, form):
     """The op on the device under test and the one on the CPU, in fp64."""
+
+    def strided(rows):
+        return torch.cat([rows, torch.full_like(rows, float("nan"))], -1)[..., :6]
+
     x, weight, b = (t.detach() for t in operands(100, 6, W))
-    if form == "strided":
-        x = torch.cat([x, torch.full_like(x, float("nan"))], -1)[..., :6]
     cu = torch.tensor(CU) if form in ("documents", "prefix") else None
-    x = {"batch": x.view(4, 25, 6) if form == "batch" else None, "rows": x[0]}.get(form, x)
+    x = {"batch": x.view(4, 25, 6), "rows": x[0], "strided": strided(x)}.get(form, x)
     prefix = torch.randn(len(CU) - 1, W - 1, 6).double() if form == "prefix" else None
     args = (x, weight, None if form == "rows" else b, prefix)
     there = [None if t is None else t.to(device) for t in args]
     if form == "strided":
-        there[0] = torch.cat([there[0], torch.full_like(there[0], float("nan"))], -1)[..., :6]
+        there[0] = strided(there[0])
     dy = torch.randn(x.shape, dtype=torch.float64)
     got = (torch.ops.gdn_kcp.conv(*there, cu, silu),
            *torch.ops.gdn_kcp.conv_backward(*there, cu, silu, dy.to(device)))

@@ -167,8 +167,7 @@ struct ConvThread {
     begin = at < -kTaps ? -kTaps : static_cast<int>(at);
     GDN_UNROLL
     for (int k = 0; k < kTaps - 1; ++k) {
-      GDN_UNROLL
-      for (int v = 0; v < kVec; ++v) window[k][v] = C(0);
+      clear(window[k]);
       if (k >= width() - 1) continue;
       const int s = i - 1 - k;
       if (s >= begin) {
