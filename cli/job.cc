@@ -25,6 +25,13 @@ bool started_by_mpirun() {
   return false;
 }
 
+// Whether the GPU's kernels take `problem`, there being one: what runs it where no backend is
+// named.
+bool gpu_takes(Problem problem) {
+  problem.device = {Device::Kind::kCuda, 0};
+  return cuda_devices() > 0 && pick_backend(problem).status();
+}
+
 }  // namespace
 
 void Job::add_to(CLI::App& app) {
@@ -126,7 +133,7 @@ Result<BatchResult> Job::run_here(const Batch& batch, RunOptions options) const 
   if (!wanted.empty()) GDN_RETURN_IF_ERROR(check_backend_name(wanted));
   if (over_nccl()) {
     options.place = make_cuda_place;
-  } else if (wanted.starts_with("cuda")) {
+  } else if (wanted.empty() ? gpu_takes(batch.problem) : wanted.starts_with("cuda")) {
     // Ranks in turns over the GPUs, several on one if need be.
     options.place = [](int rank) { return make_cuda_place(rank % std::max(1, cuda_devices())); };
     options.through_host = true;
