@@ -26,7 +26,7 @@ class Call:
 
     def __init__(self, ctx, cu_seqlens, scale, flags, want_final=False, workspace=None, save=True):
         self.ctx = ctx  # Context, or None: one rank holding cu_seqlens
-        self.cu_seqlens = cu_seqlens  # a CPU tensor of the call's own, or None
+        self.cu_seqlens = cu_seqlens  # a CPU tensor, or None
         self.scale = scale
         self.flags = flags
         self.want_final = want_final
@@ -276,6 +276,8 @@ def apply(call: Call, *inputs):
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     if wanted or _forward_mode():
         call.packed = is_packed_row(*inputs[:3])
+        if call.cu_seqlens is not None:  # a buffer may be refilled before the backward
+            call.cu_seqlens = call.cu_seqlens.clone()
         present = inputs if any(t is not None for t in inputs[5:]) else inputs[:5]
         result = GatedDeltaRule.apply(call, *present)
         return result if call.want_final else (result, None)

@@ -40,7 +40,7 @@ def _tensor(name: str, value) -> None:
 
 
 def host_cu_seqlens(cu_seqlens, cu_seqlens_cpu) -> torch.Tensor | None:
-    """The call's own CPU copy of the offsets: buffers may be refilled before the backward."""
+    """The offsets on the host; the caller's own tensor, where one lies there."""
     given = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
     if given is None:
         return None
@@ -55,7 +55,7 @@ def host_cu_seqlens(cu_seqlens, cu_seqlens_cpu) -> torch.Tensor | None:
                 f"cu_seqlens_cpu: expected a copy of cu_seqlens {list(cu_seqlens.shape)}, got other "
                 f"offsets {list(cu_seqlens_cpu.shape)}"
             )
-    return given.clone() if given.is_cpu else given.cpu()
+    return given if given.is_cpu else given.cpu()
 
 
 def _check_context(ctx, cu_seqlens, cu_seqlens_cpu) -> None:

@@ -151,7 +151,10 @@ def causal_conv1d(
         x = _uniform(x)
         if torch.compiler.is_compiling():
             return ops.conv(x, weight, bias, None, cu_seqlens, silu)
-        return ops.conv(x, weight, bias, None, host_cu_seqlens(cu_seqlens, None), silu)
+        offsets = host_cu_seqlens(cu_seqlens, None)
+        if offsets is not None and offsets is cu_seqlens:  # a buffer may be refilled before the backward
+            offsets = offsets.clone()
+        return ops.conv(x, weight, bias, None, offsets, silu)
     except RuntimeError as error:
         raise typed(error) from None
 
