@@ -7,7 +7,9 @@ autograd function that returns its inputs as gradients, is shown beside it.
 On a GPU autograd runs a backward on a thread of its own, and how long that thread takes to wake may
 depend on how long it has slept, so on how long the kernels take: torch's own part is also shown beside
 kernels as long as the operator's, and both with the backward on the calling thread. The halves on their
-own have neither thread nor autograd: what the package and its launches cost.
+own have neither thread nor autograd: what the package and its launches cost. A training step wakes that
+thread once for all its layers, and the host runs ahead of the GPU: what a layer adds to a step of several is
+shown last.
 
 Usage: python bench/host_time.py [--device cuda] [--calls 200] [--groups 15]
 """
@@ -85,6 +87,23 @@ def where_it_goes(f, leaves, do, device, calls) -> dict:
         gdn_kcp.autograd.run_backward = real
     names = ("forward", "autograd until the backward", "the backward's call", "autograd after it")
     return {n: statistics.median(p) * 1e6 for n, p in zip(names, zip(*parts))}
+
+
+def a_layer(f, layers: list, do) -> float:
+    """What one of `layers`, leaves each, adds to a forward + backward of all, with the wait for the GPU."""
+
+    def step(some):
+        leaves = [leaf for layer in some for leaf in layer]
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        torch.autograd.grad([f(layer) for layer in some], leaves, [do] * len(some))
+        torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    def median(some):
+        return statistics.median([step(some) for _ in range(60)][10:]) * 1e6
+
+    return (median(layers) - median(layers[:1])) / (len(layers) - 1)
 
 
 def gpu_microseconds(call) -> float:
@@ -180,6 +199,11 @@ def main():
     for name, call in rows.items():
         least, median = microseconds(call, device, args.calls, args.groups)
         print(f"{name:<46}{least:8.1f}{median:8.1f}")
+    if device == "cuda":
+        layers = [[t.clone().requires_grad_() for t in plain] for _ in range(9)]
+        for name, f in {"chunk_gated_delta_rule": drop_in, "chunk_gdn_kcp": kcp}.items():
+            spent, busy = a_layer(f, layers, do), gpu_microseconds(with_gradients(f))
+            print(f"{name}, a layer of nine: {spent:.0f} us; kernels {busy:.0f}")
     parts = where_it_goes(kcp, leaves, do, device, args.calls)
     print("chunk_gdn_kcp, forward + backward: "
           + ", ".join(f"{name} {spent:.0f}" for name, spent in parts.items()))
