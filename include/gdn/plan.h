@@ -155,9 +155,11 @@ int64_t segment_chunks_of_heads(int64_t heads_v, int64_t workers, int64_t pack_c
 
 // PlanOptions::segment_chunks over ranks, of a backend that takes `of_one_rank` for a whole pack. A
 // rank holds a W-th of the pack, and a chain longer than its mean load holds it up, which summaries
-// and folds come before: so much shorter, and a fifth more, may segments be. Not under 64 chunks:
-// each cut adds steps to the folds on both sides of the exchange, 10 to 20 us each on an H200,
-// where 64 chunks are walked in 0.14 ms forward, 0.53 backward.
+// and folds come before: so much shorter, and a fifth more, may segments be. Not under 64 chunks over
+// up to four ranks: each cut adds steps to the folds on both sides of the exchange, 10 to 20 us each
+// on an H200, where 64 chunks are walked in 0.14 ms forward, 0.53 backward. Over more, fragments are
+// short and leave most workers idle, and segments of 21 chunks pay (docs/scaling.md), but for a
+// backend that takes short ones on one rank too.
 int64_t segment_chunks_over(int world_size, int64_t of_one_rank);
 
 // Rows of a rank's tables.

@@ -211,7 +211,9 @@ TEST(Plan, SegmentsOfFewHeadsAreShort) {
 TEST(Plan, SegmentsOfManyRanksAreShorter) {
   EXPECT_EQ(segment_chunks_over(1, 163), 163);
   EXPECT_EQ(segment_chunks_over(2, 163), 65);
-  EXPECT_EQ(segment_chunks_over(8, 163), 64);
+  EXPECT_EQ(segment_chunks_over(4, 163), 64);
+  EXPECT_EQ(segment_chunks_over(8, 163), 21);
+  EXPECT_EQ(segment_chunks_over(8, 11), 11);
   EXPECT_EQ(segment_chunks_over(1, 32), 32);
   EXPECT_EQ(segment_chunks_over(8, 32), 32);
 }

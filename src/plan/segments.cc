@@ -83,9 +83,10 @@ int64_t segment_chunks_of_heads(int64_t heads_v, int64_t workers, int64_t pack_c
 }
 
 int64_t segment_chunks_over(int world_size, int64_t of_one_rank) {
-  constexpr int64_t kLeast = 64;
+  constexpr int64_t kLeast = 64, kLeastOfMany = 21;
   if (world_size == 1) return of_one_rank;
-  return std::max(std::min(of_one_rank, kLeast), 4 * of_one_rank / (5 * world_size));
+  const int64_t least = world_size > 4 && of_one_rank > kLeast ? kLeastOfMany : kLeast;
+  return std::max(std::min(of_one_rank, least), 4 * of_one_rank / (5 * world_size));
 }
 
 int64_t most_pieces(bool inside, const PlanOptions& options) {
