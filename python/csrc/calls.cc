@@ -157,6 +157,12 @@ std::shared_ptr<Session> session_for(int64_t session, const MaybeTensor& cu_seql
           "q: expected batch size 1 with cu_seqlens, got " + std::to_string(batch));
   }
   auto found = session_at(session, cu_seqlens, batch, batch > 0 ? q.shape[0] / batch : 0);
+  if (session != 0 && !found->has_capacity() && q.shape[0] != found->local_tokens()) {
+    raise(ErrorCode::kInvalidArgument,
+          "q, k, v: expected " + std::to_string(found->local_tokens()) +
+              " rows, as the partition gives rank " + std::to_string(found->rank()) + ", got " +
+              std::to_string(q.shape[0]));
+  }
   if (session == 0 && cu_seqlens && found->partition().num_tokens() > q.shape[0]) {
     raise(ErrorCode::kInvalidArgument,
           "cu_seqlens: expected a last entry of at most T = " + std::to_string(q.shape[0]) +

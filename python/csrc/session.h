@@ -59,6 +59,8 @@ class Session {
   const gdn::Partition& partition() const { return partition_; }
   int rank() const { return rank_; }
   bool is_cached() const { return cached_; }
+  bool has_capacity() const { return options_.max_tokens > 0; }
+  int64_t local_tokens() const { return partition_.local_tokens(rank_); }
 
   // Another packing for all its contexts, present and to come; their tables follow on the device's
   // current stream.

@@ -10,8 +10,8 @@ import torch
 from . import head_dims
 from ._library import ops
 from .context import CallKey
-from .errors import InvalidArgumentError, UnsupportedError, typed
-from .members import Settle, interrupted, out_of_step
+from .errors import Error, InvalidArgumentError, UnsupportedError, typed
+from .members import Settle, interrupted, out_of_step, point
 
 _TENSORS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
 
@@ -21,7 +21,7 @@ class Call:
 
     __slots__ = (
         "ctx", "cu_seqlens", "scale", "flags", "want_final", "workspace", "save", "again", "packed",
-        "handle", "key", "replays", "refills", "padding",
+        "handle", "key", "replays", "refills", "padding", "number",
     )
 
     def __init__(self, ctx, cu_seqlens, scale, flags, want_final=False, workspace=None, save=True):
@@ -38,6 +38,7 @@ class Call:
         self.key = None
         self.replays = None  # replay.Replays, or None: run as it is
         self.refills = 0 if ctx is None else ctx.refills
+        self.number = 0  # of its forward, by which a backward finds its like on other ranks
         self.padding = None  # head_dims.Padding of q, k, v and the states, for last_path()
 
     def eager(self) -> Call:
@@ -59,10 +60,13 @@ def check_packing(ctx, refills: int) -> None:
 def check_tensors(*inputs) -> None:
     """Refuses what is no tensor, and the absence of the first five."""
     for i, value in enumerate(inputs):
-        if not isinstance(value, torch.Tensor) and (i < 5 or value is not None):
-            raise InvalidArgumentError(
-                f"{_TENSORS[i]}: expected a tensor, got {type(value).__name__}"
-            )
+        if not isinstance(value, torch.Tensor):
+            if i < 5 or value is not None:
+                raise InvalidArgumentError(
+                    f"{_TENSORS[i]}: expected a tensor, got {type(value).__name__}"
+                )
+        elif value.layout is not torch.strided:
+            raise InvalidArgumentError(f"{_TENSORS[i]}: expected a dense tensor, got {value.layout}")
 
 
 def check_deterministic(value) -> None:
@@ -70,11 +74,11 @@ def check_deterministic(value) -> None:
         raise InvalidArgumentError(f"deterministic: expected None, True or False, got {value!r}")
 
 
-def refuse(ctx, error: BaseException, what: str):
+def refuse(ctx, error: BaseException, what: str, number: int = 0):
     """Raises an error that was found before a call began, on the other ranks of ``ctx`` too."""
     interrupted(ctx, error)
     if isinstance(error, Exception) and getattr(ctx, "world_size", 1) > 1:
-        ctx.member.agree(error, 0, what)
+        ctx.member.agree(error, 0, what, point(what, number))
     raise error
 
 
@@ -104,22 +108,24 @@ def _advance(ctx, handle: int, settle: Settle) -> None:
         raise
 
 
-def _begin(call: Call, op, args: tuple, q, v, what: str, kind: int):
+def _begin(call: Call, op, args: tuple, q, v, what: str, recomputes: bool = False):
     """The outputs of a paused call, its handle, and what ends the agreement that all could begin it.
 
-    ``kind`` tells calls apart whose collectives differ: forward, backward, backward that recomputes.
+    ``what`` must be the same on all ranks, a point of members.py first; ``recomputes``: a backward
+    whose collectives are a forward's too.
     """
     ctx = call.ctx
     error, results, digest = None, None, 0
+    at = point(what.split(":")[0], call.number)
     try:
         try:
             results = op(ctx.handle, *args)
-            digest = ctx.digest(q, v, call.scale, call.flags) + kind
+            digest = ctx.digest(q, v, call.scale, call.flags) + recomputes
             if ctx.member.communicator:
                 ops.call_start(results[-1])
         except Exception as raised:  # noqa: BLE001: the other ranks wait to hear of any
             error = typed(raised)
-        settle = ctx.member.begin_agreement(error, digest, what)
+        settle = ctx.member.begin_agreement(error, digest, what, at)
         if error is not None:
             settle()
     except BaseException:
@@ -157,8 +163,9 @@ def run_forward(call: Call, inputs: tuple, save: bool):
         args = (*inputs, call.scale, call.flags, call.workspace, None, save, call.want_final)
         results, handle, settle = _begin(
             call, ops.forward_begin, args, inputs[0], inputs[2],
-            "forward: backend, heads, dims, dtype or options", 0,
+            "forward: backend, heads, dims, dtype or options",
         )
+        call.number = ctx.member.agreements
         _advance(ctx, handle, settle)
         return results
     except BaseException as error:
@@ -184,7 +191,7 @@ def run_backward(call: Call, inputs: tuple, do, dfinal_state, saved, packed: boo
         args = (*inputs, do, dfinal_state, saved, call.scale, call.flags, call.workspace, packed)
         results, handle, settle = _begin(
             call, ops.backward_begin, args, inputs[0], inputs[2],
-            "backward: backend, heads, dims, dtype, options or saved", 1 if saved is not None else 2,
+            "backward: backend, heads, dims, dtype, options or saved", saved is None,
         )
         _advance(ctx, handle, settle)
         return results
@@ -198,6 +205,22 @@ _ABSENT = (None, None, None)
 def _all_of(inputs) -> tuple:
     """q, k, v, g, beta, A_log, dt_bias, initial_state of those that the function was given."""
     return (*inputs, *_ABSENT) if len(inputs) == 5 else tuple(inputs)
+
+
+class NoSecond(torch.autograd.Function):
+    """The first ``count`` of its tensors, gradients, which depend on the others and refuse a backward.
+
+    torch's once_differentiable lets pass what came of a ``do`` without a gradient, and what is asked of some
+    inputs alone.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors):
+        return tuple(None if t is None else t.detach() for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *_):
+        raise UnsupportedError("backward: expected one of the outputs, got one of their gradients")
 
 
 class GatedDeltaRule(torch.autograd.Function):
@@ -219,30 +242,37 @@ class GatedDeltaRule(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, do, dfinal_state=None):
-        # The decorator costs ten microseconds, and has something to do only under create_graph.
-        gradients = _gradients_once if torch.is_grad_enabled() else _gradients
-        return gradients(ctx, do, dfinal_state)
+        if not torch.is_grad_enabled():
+            return (None, *_gradients(ctx, do, dfinal_state)[0])
+        with torch.no_grad():  # create_graph
+            gradients, inputs = _gradients(ctx, do, dfinal_state)
+        return (None, *NoSecond.apply(len(gradients), *gradients, *inputs, do, dfinal_state))
 
 
-def _gradients(ctx: Any, do, dfinal_state):
+def _gradients(ctx: Any, do, dfinal_state) -> tuple[list, list]:
+    """Of the inputs, and the inputs."""
     call = ctx.call
     try:
         *inputs, saved = ctx.saved_tensors
         check_packing(call.ctx, call.refills)
     except BaseException as error:  # an input was changed in place, say
-        refuse(call.ctx, error, "backward")
+        refuse(call.ctx, of_saved(error), "backward", call.number)
     try:
         gradients = run_backward(
             call, _all_of(inputs), do, dfinal_state, saved if call.save else None, call.packed
         )
         needed = ctx.needs_input_grad[1:]
-        return (None, *[d if need else None for d, need in zip(gradients, needed)])
+        return [d if need else None for d, need in zip(gradients, needed)], inputs
     except BaseException as error:
         interrupted(call.ctx, error)
         raise
 
 
-_gradients_once = torch.autograd.function.once_differentiable(_gradients)
+def of_saved(error: BaseException) -> BaseException:
+    """What torch says of saved tensors, typed."""
+    if isinstance(error, Error) or "modified by an inplace operation" not in f"{error}":
+        return error
+    return InvalidArgumentError(f"inputs: expected as they were in the forward: {error}")
 
 
 def is_packed_row(q, k, v) -> bool:
@@ -259,7 +289,7 @@ def is_packed_row(q, k, v) -> bool:
     )
 
 
-def _forward_mode() -> bool:
+def forward_mode() -> bool:
     """Whether tangents may be asked for: the autograd function refuses them, the op would drop them."""
     return getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
 
@@ -274,7 +304,7 @@ def apply(call: Call, *inputs):
         except InvalidArgumentError as error:
             refuse(call.ctx, error, "forward")
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
-    if wanted or _forward_mode():
+    if wanted or forward_mode():
         call.packed = is_packed_row(*inputs[:3])
         if call.cu_seqlens is not None:  # a buffer may be refilled before the backward
             call.cu_seqlens = call.cu_seqlens.clone()

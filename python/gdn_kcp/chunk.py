@@ -19,6 +19,7 @@ from .autograd import Call, apply, autocast, check_deterministic, check_tensors,
 from .context import Context
 from .errors import Error, InvalidArgumentError, typed
 from .members import interrupted
+from .untraced import untraced
 
 _NARROW = (torch.bfloat16, torch.float16)
 CHUNK_SIZES = (16, 32, 64)  # that FLA takes
@@ -171,6 +172,13 @@ def chunk_gated_delta_rule(
 
     Source: docs/math.md, src/driver/call.cc.
     """
+    if cp_context is not None and torch.compiler.is_compiling():
+        return _untraced(
+            q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+            use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first, cu_seqlens, cu_seqlens_cpu,
+            chunk_indices, cp_context, use_gate_in_kernel=use_gate_in_kernel, A_log=A_log,
+            dt_bias=dt_bias, chunk_size=chunk_size, deterministic=deterministic,
+        )
     try:
         flags = (
             (L2NORM if use_qk_l2norm_in_kernel else 0)
@@ -221,3 +229,6 @@ def chunk_gated_delta_rule(
     except BaseException as error:
         interrupted(cp_context, error)
         raise
+
+
+_untraced = untraced(chunk_gated_delta_rule)

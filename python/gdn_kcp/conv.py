@@ -8,11 +8,12 @@ import torch
 
 from . import traced  # noqa: F401: registers what torch.compile needs
 from ._library import ops
-from .autograd import refuse
+from .autograd import NoSecond, forward_mode, of_saved, refuse
 from .chunk import host_cu_seqlens
 from .context import Context
 from .errors import InvalidArgumentError, typed
-from .members import in_step
+from .members import in_step, point
+from .untraced import untraced
 
 
 class Halo:
@@ -74,21 +75,49 @@ class Halo:
         return dx
 
 
-class HaloRows(torch.autograd.Function):
-    """x [T, C] -> the rows before each fragment, from whoever holds them."""
+class Convolution(torch.autograd.Function):
+    """x [T, C] with the rows before its fragments from whoever holds them; without a halo, of one rank."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, halo: Halo) -> torch.Tensor:
-        ctx.halo, ctx.rows = halo, x.shape[0]
-        return halo.gather(x)
+    def forward(ctx: Any, x, weight, bias, offsets, silu: bool, halo: Halo | None):
+        prefix = None if halo is None else halo.gather(x)
+        ctx.save_for_backward(x, weight, bias, prefix)
+        ctx.offsets, ctx.silu, ctx.halo = offsets, silu, halo
+        ctx.number = 0 if halo is None else halo.member.agreements
+        return ops.conv(x, weight, bias, prefix, offsets, silu)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dprefix):
+    def backward(ctx: Any, dy):
         halo = ctx.halo
-        with in_step(halo):
-            halo.member.agree(None, halo.digest, "causal_conv1d: backward")
-            return halo.scatter(dprefix, ctx.rows), None
+        with torch.no_grad():
+            if halo is None:
+                gradients = _own_gradients(ctx, dy)[:3]
+            else:
+                with in_step(halo):
+                    gradients = _gradients_over_ranks(ctx, dy, halo)
+        needed = ctx.needs_input_grad
+        gradients = tuple(d if needed[i] else None for i, d in enumerate(gradients))
+        if torch.is_grad_enabled():  # create_graph
+            gradients = NoSecond.apply(3, *gradients, *ctx.saved_tensors, dy)
+        return (*gradients, None, None, None)
+
+
+def _own_gradients(ctx: Any, dy) -> tuple:
+    """dx, dweight, dbias, dprefix."""
+    x, weight, bias, prefix = ctx.saved_tensors
+    return ops.conv_backward(x, weight, bias, prefix, ctx.offsets, ctx.silu, dy.contiguous())
+
+
+def _gradients_over_ranks(ctx: Any, dy, halo: Halo) -> tuple:
+    error, own = None, ()
+    try:
+        own = _own_gradients(ctx, dy)
+    except Exception as raised:  # noqa: BLE001: the other ranks wait to hear of any
+        error = of_saved(typed(raised))
+    what = "causal_conv1d: backward"
+    halo.member.agree(error, halo.digest, what, point(what, ctx.number))
+    dx, dweight, dbias, dprefix = own
+    return dx + halo.scatter(dprefix, dx.shape[0]), dweight, dbias
 
 
 _DTYPES = (torch.bfloat16, torch.float32, torch.float64)
@@ -122,6 +151,8 @@ def causal_conv1d(
 
     Source: src/conv/causal_conv.h.
     """
+    if cp_context is not None and torch.compiler.is_compiling():
+        return _untraced(x, weight, bias, activation, cu_seqlens, cp_context)
     try:
         for name, value in (("x", x), ("weight", weight), ("bias", bias)):
             if not isinstance(value, torch.Tensor) and (name != "bias" or value is not None):
@@ -154,9 +185,14 @@ def causal_conv1d(
         offsets = host_cu_seqlens(cu_seqlens, None)
         if offsets is not None and offsets is cu_seqlens:  # a buffer may be refilled before the backward
             offsets = offsets.clone()
+        if forward_mode():  # which the op would ignore, and torch refuses of a function
+            return Convolution.apply(x, weight, bias, offsets, silu, None)
         return ops.conv(x, weight, bias, None, offsets, silu)
     except RuntimeError as error:
         raise typed(error) from None
+
+
+_untraced = untraced(causal_conv1d)
 
 
 def _uniform(x: torch.Tensor) -> torch.Tensor:
@@ -191,6 +227,8 @@ def _check_over_ranks(x, weight, bias, ctx: Context) -> int:
     for name, value in (("x", x), ("weight", weight), ("bias", bias)):
         if value is None:
             continue
+        if value.layout is not torch.strided:
+            raise InvalidArgumentError(f"{name}: expected a dense tensor, got {value.layout}")
         if value.dtype not in _DTYPES:
             raise InvalidArgumentError(
                 f"{name}: expected bfloat16, float32 or float64, got "
@@ -211,11 +249,11 @@ def _over_ranks(x, weight, bias, silu: bool, ctx: Context) -> torch.Tensor:
     except Exception as raised:  # noqa: BLE001: the other ranks wait to hear of any
         error = raised
     with in_step(ctx):
-        ctx.member.agree(error, digest, "causal_conv1d: partition, channels, width or dtype")
+        what = "causal_conv1d: partition, channels, width or dtype"
+        ctx.member.agree(error, digest, what, point("causal_conv1d"))
         width = weight.shape[-1]
         if width not in ctx.halos:
             ctx.halos[width] = Halo(ctx, width)
         rows = x.reshape(-1, x.shape[-1])
-        prefix = HaloRows.apply(rows, ctx.halos[width])
-        y = ops.conv(rows, weight, bias, prefix, ctx.local_cu_seqlens, silu)
+        y = Convolution.apply(rows, weight, bias, ctx.local_cu_seqlens, silu, ctx.halos[width])
         return y.view(x.shape)

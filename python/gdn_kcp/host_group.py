@@ -9,14 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import time
 from datetime import timedelta
-from typing import Callable
+from typing import Callable, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from . import board
 from .errors import Error, PeerFailedError
+from .members import POINT_BITS
+
+# What a word of the board has, from its upper end: whether the rank failed, its point, its digest.
+_DIGEST_BITS = board.NUMBER_BITS - 1 - POINT_BITS
 
 _LONG = timedelta(minutes=10)  # where a group does not tell its timeout: NCCL's own
 
@@ -54,6 +59,25 @@ def _gloo_of(group: dist.ProcessGroup):
         dist.PrefixStore("gdn_kcp", store), dist.get_rank(group), dist.get_world_size(group),
         timeout=_timeout_of(group),
     )
+
+
+class Agreed(NamedTuple):
+    failed: bool  # on any rank
+    same: bool  # all digests
+    in_step: bool  # all points
+
+
+def _folded(digest: int) -> int:
+    """To the bits that a word has for it, which all of its own change (Knuth's multiplicative hash)."""
+    return digest * 0x9E3779B97F4A7C15 % (1 << 64) >> 64 - _DIGEST_BITS
+
+
+def _let_go(*tensors: torch.Tensor) -> None:
+    """Waits until gloo's thread has let go of a collective's tensors, which it does after the collective
+    has ended and for which it needs the interpreter: where a process ends meanwhile, torch aborts it."""
+    until = time.monotonic() + 1
+    while any(t._use_count() > 1 for t in tensors) and time.monotonic() < until:
+        time.sleep(0)
 
 
 class HostGroup:
@@ -107,6 +131,7 @@ class HostGroup:
         def allgather(row: torch.Tensor) -> list[torch.Tensor]:
             rows = [torch.empty_like(row) for _ in range(self.size)]
             self._gloo.allgather([rows], [row]).wait()
+            _let_go(row, *rows)
             return rows
 
         lengths = allgather(torch.tensor([len(mine)], device="cpu"))
@@ -124,37 +149,42 @@ class HostGroup:
         if self.board is not None:
             self.board.close()
 
-    def begin(self, failed: bool, digest: int) -> Callable[[], tuple[bool, bool]]:
-        """What will say whether any rank failed, and whether all digests are the same.
+    def begin(self, failed: bool, digest: int, at: int) -> Callable[[], Agreed]:
+        """What will say what came of it. ``at``: a point of members.py.
 
         PeerFailedError, now or then: a rank left, did not come in time, or closed its part.
         """
         self._check_open()
-        return (self._begin_over_gloo if self.board is None else self._begin_on_board)(failed, digest)
+        begin = self._begin_over_gloo if self.board is None else self._begin_on_board
+        return begin(failed, _folded(digest), at)
 
-    def _begin_on_board(self, failed: bool, digest: int) -> Callable[[], tuple[bool, bool]]:
-        bits = board.NUMBER_BITS - 1  # of the digest; above them whether this rank failed
-        turn = self.board.post(failed << bits | digest & ((1 << bits) - 1))
+    def _begin_on_board(self, failed: bool, digest: int, at: int) -> Callable[[], Agreed]:
+        turn = self.board.post((failed << POINT_BITS | at) << _DIGEST_BITS | digest)
 
-        def result() -> tuple[bool, bool]:
+        def result() -> Agreed:
             try:
                 numbers = self.board.read(turn)
             except PeerFailedError as error:
                 raise PeerFailedError(f"another rank failed, left, or never came: {error}") from None
-            return any(number >> bits for number in numbers), len(set(numbers)) == 1
+            digests = {number % (1 << _DIGEST_BITS) for number in numbers}
+            points = {(number >> _DIGEST_BITS) % (1 << POINT_BITS) for number in numbers}
+            failed = any(number >> _DIGEST_BITS + POINT_BITS for number in numbers)
+            return Agreed(failed, len(digests) == 1, len(points) == 1)
 
         return result
 
-    def _begin_over_gloo(self, failed: bool, digest: int) -> Callable[[], tuple[bool, bool]]:
-        digest &= (1 << 62) - 1  # so that its negative fits too
-        state = torch.tensor([failed, digest, -digest], dtype=torch.int64, device="cpu")
+    def _begin_over_gloo(self, failed: bool, digest: int, at: int) -> Callable[[], Agreed]:
+        state = torch.tensor([failed, digest, -digest, at, -at], dtype=torch.int64, device="cpu")
         with peers():
             work = self._gloo.allreduce([state], dist.ReduceOp.MAX)
 
-        def result() -> tuple[bool, bool]:
+        def result() -> Agreed:
+            nonlocal work
             with peers():
                 work.wait()
-            failed, most, least = state.tolist()
-            return bool(failed), most == -least
+            work = None
+            _let_go(state)
+            failed, most, least, last, first = state.tolist()
+            return Agreed(bool(failed), most == -least, last == -first)
 
         return result

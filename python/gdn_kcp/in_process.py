@@ -8,7 +8,7 @@ from typing import Any, Callable
 import torch
 
 from .errors import InvalidArgumentError, PeerFailedError, packed
-from .members import AgreesAtOnce, raise_disagreement, raise_first
+from .members import AgreesAtOnce, raise_disagreement, raise_first, raise_out_of_step
 
 
 class InProcessGroup:
@@ -54,6 +54,10 @@ class InProcessGroup:
             raise raised[0]
         return results
 
+    def close(self) -> None:
+        """No rank meets the others again before the next ``run``."""
+        self._barrier.abort()
+
     def exchange(self, rank: int, item: Any, take: Callable[[list[Any]], Any]) -> Any:
         """Shows every rank's item to ``take``; items stay valid until all have taken."""
         self._slots[rank] = item
@@ -74,10 +78,15 @@ class ThreadMember(AgreesAtOnce):
     def __init__(self, group: InProcessGroup, rank: int):
         self.group, self.rank, self.size = group, rank, group.size
 
-    def agree(self, error: Exception | None, digest: int, what: str) -> None:
-        states = self.group.exchange(self.rank, (error and packed(error), digest), list)
-        raise_first([failure for failure, _ in states])
-        if len({digest for _, digest in states}) > 1:
+    def agree(self, error: Exception | None, digest: int, what: str, at: int = 0) -> None:
+        self.agreements += 1
+        states = self.group.exchange(self.rank, (error and packed(error), digest, at), list)
+        failures, digests, points = zip(*states)
+        if len(set(points)) > 1:
+            self.group.close()
+            raise_out_of_step()
+        raise_first(list(failures))
+        if len(set(digests)) > 1:
             raise_disagreement(what)
 
     def _share(self, item: tuple, take: Callable[[list[Any]], Any]) -> None:

@@ -23,6 +23,7 @@ from .errors import InvalidArgumentError
 from .members import interrupted
 from .packed import row_of
 from .replay import why_not
+from .untraced import untraced, untraced_when_compiling
 
 
 class Saved(NamedTuple):
@@ -114,6 +115,12 @@ def chunk_gdn_kcp(
 
     Source: docs/architecture.md, src/driver/call.cc.
     """
+    if torch.compiler.is_compiling() and not _traceable(ctx):
+        return _untraced(
+            q, k, v, g, beta, ctx, scale=scale, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+            deterministic=deterministic, save_mode=save_mode, exchange=exchange, workspace=workspace,
+            graph=graph, recompute_handle=recompute_handle,
+        )
     try:
         check_tensors(q, k, v, g, beta)
         q, k, v = autocast(q.device.type, q, k, v)
@@ -133,10 +140,9 @@ def chunk_gdn_kcp(
     except BaseException as error:  # the other ranks wait to hear of any
         refuse(ctx, error, "forward")
     try:
-        partition = ctx.partition
-        if torch.compiler.is_compiling() and ctx.world_size == 1 and partition.layout != "explicit":
+        if torch.compiler.is_compiling():
             return ops.chunk(
-                q, k, v, g, beta, None, None, None, partition.cu_seqlens, scale, flags, False
+                q, k, v, g, beta, None, None, None, ctx.partition.cu_seqlens, scale, flags, False
             )[0]
         call = Call(ctx, None, scale, flags, False, block, save_mode != "none")
         call.handle = recompute_handle
@@ -147,6 +153,15 @@ def chunk_gdn_kcp(
         raise
 
 
+_untraced = untraced(chunk_gdn_kcp)
+
+
+def _traceable(ctx) -> bool:
+    """Whether a call is that of one rank, without a process group, which torch.compile traces."""
+    return isinstance(ctx, Context) and ctx.world_size == 1 and ctx.partition.layout != "explicit"
+
+
+@untraced_when_compiling
 def chunk_gdn_kcp_forward(
     q, k, v, g, beta, ctx: Context, *, scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False, deterministic: bool | None = None,
@@ -178,6 +193,7 @@ def chunk_gdn_kcp_forward(
         raise
 
 
+@untraced_when_compiling
 def chunk_gdn_kcp_backward(
     q, k, v, g, beta, ctx: Context, do: torch.Tensor, *, saved: Saved | None = None,
     scale: float | None = None, use_qk_l2norm_in_kernel: bool = False,

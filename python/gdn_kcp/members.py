@@ -14,15 +14,27 @@ from typing import Callable
 
 import torch
 
-from .errors import InvalidArgumentError, unpacked
+from .errors import InvalidArgumentError, PeerFailedError, unpacked
 
 Settle = Callable[[], None]  # ends an agreement: raises what any rank has to say
+
+# Where ranks agree. Two that meet at different points are out of step: one left a call or a step that
+# the other is in, and what it does next is not what the other does.
+POINTS = ("context", "graph", "forward", "backward", "causal_conv1d", "causal_conv1d: backward")
+POINT_BITS = 12
+_NUMBERS = 1 << (POINT_BITS - 3)
+
+
+def point(of: str, number: int = 0) -> int:
+    """As a number. ``number``: for a backward, the agreements until its forward's."""
+    return POINTS.index(of) | number % _NUMBERS << 3
 
 
 class AgreesAtOnce:
     """A member whose agreements are settled when they begin."""
 
     communicator = 0
+    agreements = 0  # so far
 
     def open(self, device: torch.device) -> None:
         """Nothing to open."""
@@ -30,8 +42,10 @@ class AgreesAtOnce:
     def give_up(self, why: BaseException) -> None:
         """Nobody to tell: a thread's failure ends the others' waits."""
 
-    def begin_agreement(self, error: Exception | None, digest: int, what: str) -> Settle:
-        self.agree(error, digest, what)
+    def begin_agreement(
+        self, error: Exception | None, digest: int, what: str, at: int = 0
+    ) -> Settle:
+        self.agree(error, digest, what, at)
         return lambda: None
 
 
@@ -41,7 +55,7 @@ class Solo(AgreesAtOnce):
     rank, size = 0, 1
     collectives = "none"
 
-    def agree(self, error: Exception | None, digest: int, what: str) -> None:
+    def agree(self, error: Exception | None, digest: int, what: str, at: int = 0) -> None:
         if error is not None:
             raise error
 
@@ -76,6 +90,13 @@ def raise_first(failures: list[tuple[int, str] | None]) -> None:
             error = unpacked(failure[0], f"rank {rank}: {failure[1]}")
             error.heard = True
             raise error
+
+
+def raise_out_of_step() -> None:
+    raise PeerFailedError(
+        "ranks are at different calls: one left a call or a step that others are in (by an error of its "
+        "own between a forward and its backward, say); make a new group"
+    )
 
 
 def raise_disagreement(what: str) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from .errors import InvalidArgumentError, UnsupportedError
 from .in_process import ThreadMember
+from .members import point
 from .packed import columns_of, row_of
 
 Tensors = tuple  # of torch.Tensor | None
@@ -107,7 +108,7 @@ class Replays:
         )
         known = self._captured.get(key)
         # A rank that captures meets the others in a call's checks, one that replays does not.
-        ctx.member.agree(None, int(known is None), f"graph: {name} captured before")
+        ctx.member.agree(None, int(known is None), f"graph: {name} captured before", point("graph"))
         if known is None:
             known = self._captured[key] = self._capture(ctx, inputs, run)
         else:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ._library import ops
 from .errors import InvalidArgumentError, UnsupportedError, packed, typed
 from .host_group import HostGroup, backends_of, peers
-from .members import Settle, raise_disagreement, raise_first
+from .members import Settle, raise_disagreement, raise_first, raise_out_of_step
 
 # Its name since torch 2.13, and before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -82,6 +82,7 @@ class TorchMember:
         if self.rank < 0:
             raise InvalidArgumentError("group: expected one that this process is in")
         self.communicator = 0
+        self.agreements = 0  # so far
         if group not in _hosts:
             _hosts[group] = HostGroup(group)
         self.host: HostGroup = _hosts[group]
@@ -115,16 +116,21 @@ class TorchMember:
         if self.communicator:
             ops.nccl_abandon(self.communicator)
 
-    def agree(self, error: Exception | None, digest: int, what: str) -> None:
-        self.begin_agreement(error, digest, what)()
+    def agree(self, error: Exception | None, digest: int, what: str, at: int = 0) -> None:
+        self.begin_agreement(error, digest, what, at)()
 
-    def begin_agreement(self, error: Exception | None, digest: int, what: str) -> Settle:
-        result = self.host.begin(error is not None, digest)
+    def begin_agreement(
+        self, error: Exception | None, digest: int, what: str, at: int = 0
+    ) -> Settle:
+        self.agreements += 1
+        result = self.host.begin(error is not None, digest, at)
 
         def settle() -> None:
             failures: list[Any] = []
             try:
-                failed, same = result()
+                failed, same, in_step = result()
+                if not in_step:
+                    raise_out_of_step()
                 if failed:
                     failures = self.host.gather(error and packed(error))
             except BaseException as why:

@@ -211,6 +211,39 @@ def an_interrupt(rank, W, inputs):
             raise AssertionError("no error")
 
 
+def a_step_that_one_rank_leaves(rank, W, inputs):
+    """By an error of its own between a forward and its backward, or of a hook: no rank goes on a step apart."""
+
+    class Mine(Exception):
+        pass
+
+    def pack(tensor, fails):
+        if fails:
+            raise Mine
+        return tensor
+
+    for where in ("hook", "between"):
+        dist.barrier()  # ranks may come late from what went before
+        group = dist.new_group(timeout=timedelta(seconds=LIMIT))
+        ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, W), group, rank, "cpu")
+        local = local_rows(ctx.partition, rank, inputs)
+        for step in range(4):
+            alone = rank == 1 and step == 1
+            hooks = torch.autograd.graph.saved_tensors_hooks(
+                lambda t, fails=alone and where == "hook": pack(t, fails), lambda t: t)
+            try:
+                with hooks:
+                    o = gdn_kcp.chunk_gdn_kcp(*local, ctx)
+                if alone:
+                    raise Mine
+                o.sum().backward()
+                assert step == 0, (where, step)
+            except Mine:
+                assert alone
+            except gdn_kcp.PeerFailedError:
+                assert step > 0
+
+
 def conv_fails_alone(rank, W):
     """After the ranks agreed: neither a later call nor a backward takes another's rows for its own."""
     group = dist.new_group(timeout=timedelta(seconds=LIMIT))
@@ -218,7 +251,7 @@ def conv_fails_alone(rank, W):
     x = torch.randn(1, ctx.local_tokens, 6, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(6, 4, dtype=torch.float64)
     first = gdn_kcp.causal_conv1d(x, weight, cp_context=ctx)
-    failing = mock.patch.object(gdn_kcp.conv.HaloRows, "apply", side_effect=MemoryError("no memory"))
+    failing = mock.patch.object(gdn_kcp.conv.Convolution, "apply", side_effect=MemoryError("no memory"))
     with failing if rank == 1 else contextlib.nullcontext():
         try:
             gdn_kcp.causal_conv1d(x, weight, cp_context=ctx)
@@ -241,6 +274,7 @@ def conv_errors(ctx, rank):
         (dict(x=x.long()), "x: expected bfloat16, float32 or float64"),
         (dict(x=x.transpose(1, 2).contiguous().transpose(1, 2)), "x: expected unit innermost"),
         (dict(x=x.to("meta")), "x: expected on cpu"),
+        (dict(weight=weight.to_sparse()), "weight: expected a dense tensor"),
     ):
         arguments = {"x": x, "weight": weight, **(bad if rank == 1 else {})}
         try:
@@ -249,7 +283,18 @@ def conv_errors(ctx, rank):
             assert f"rank 1: {name}" in str(error), error
         else:
             raise AssertionError("no error")
-    gdn_kcp.causal_conv1d(x, weight, cp_context=ctx)
+    # In the backward.
+    bent = weight.clone()
+    y = gdn_kcp.causal_conv1d(x.requires_grad_(), bent, cp_context=ctx)
+    if rank == 1:
+        bent.add_(0)
+    try:
+        y.sum().backward()
+    except gdn_kcp.InvalidArgumentError as error:
+        assert "rank 1: inputs: expected as they were" in str(error), error
+    else:
+        raise AssertionError("no error")
+    gdn_kcp.causal_conv1d(x, weight, cp_context=ctx).sum().backward()
 
 
 def errors_over_several_hosts(rank, W, inputs):
@@ -364,6 +409,7 @@ def main() -> None:
     conv_errors(ctx, rank)
     a_hook_that_fails(ctx, rank, inputs)
     conv_fails_alone(rank, W)
+    a_step_that_one_rank_leaves(rank, W, inputs)
     an_interrupt(rank, W, inputs)
     if "GDN_NCCL_LIBRARY" in os.environ:
         own_communicator(rank, W, inputs, want, do)

@@ -224,3 +224,22 @@ def test_errors_of_operands_and_of_the_backward(device):
     first = torch.autograd.grad(y.square().sum(), leaf, create_graph=True)[0]
     with pytest.raises(gdn_kcp.UnsupportedError, match="causal_conv1d: expected one backward"):
         torch.autograd.grad(first.square().sum(), leaf)
+
+
+def test_forward_mode_is_refused(device):
+    x, weight, b = (t.detach().to(device) for t in operands(20, 4, 4))
+    with torch.autograd.forward_ad.dual_level():
+        gdn_kcp.causal_conv1d(x, weight, b)
+        with pytest.raises(NotImplementedError, match="jvp"):
+            gdn_kcp.causal_conv1d(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)), weight, b)
+
+
+def test_a_second_derivative_over_a_context_is_refused(device):
+    x, weight, b = (t.detach().to(device) for t in operands(20, 4, 4))
+    ctx = gdn_kcp.build_context(gdn_kcp.partition([0, 20], 1), None, 0, device)
+    leaf, weight = x.clone().requires_grad_(), weight.requires_grad_()
+    y = gdn_kcp.causal_conv1d(leaf, weight, b, cp_context=ctx)
+    first = torch.autograd.grad(y.sum(), leaf, create_graph=True)[0]
+    assert torch.equal(first, torch.autograd.grad(gdn_kcp.causal_conv1d(leaf, weight, b).sum(), leaf)[0])
+    with pytest.raises(gdn_kcp.UnsupportedError, match="backward: expected one of the outputs"):
+        torch.autograd.grad(first.square().sum(), weight)

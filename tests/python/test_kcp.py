@@ -332,6 +332,17 @@ def test_capacity_and_groups_are_checked():
         gdn_kcp.chunk_gdn_kcp(*make(39, 1, 1, 16, 16), ctx)
 
 
+def test_one_rank_too_takes_the_rows_of_its_partition(device):
+    ctx = gdn_kcp.build_context(gdn_kcp.partition([0, 60, 100], 1), None, 0, device)
+    inputs = [t.detach().to(device) for t in make(128, 1, 2, 16, 16, dtype=torch.float32)]
+    for call in (
+        lambda: gdn_kcp.chunk_gdn_kcp(*inputs, ctx),
+        lambda: gdn_kcp.chunk_gated_delta_rule(*inputs, cp_context=ctx),
+    ):
+        with pytest.raises(gdn_kcp.InvalidArgumentError, match="expected 100 rows.* rank 0, got 128"):
+            call()
+
+
 def test_a_context_is_not_copied():
     ctx = gdn_kcp.build_context(gdn_kcp.partition([0, 10], 1), None, 0, "cpu")
     for copied in (copy.deepcopy, copy.copy, pickle.dumps):
