@@ -115,9 +115,10 @@ int64_t session_create(int64_t partition_handle, int64_t rank, std::string backe
   options.tile = tile;
   options.max_tokens = max_tokens;
   options.max_fragments = max_fragments;
+  const int own = checked_rank(*partition, rank);
   check(gdn::check_capacity(*partition, max_tokens, max_fragments));
-  return sessions().add(
-      std::make_shared<Session>(*partition, checked_rank(*partition, rank), options));
+  check(check_tile(*partition, own, tile));
+  return sessions().add(std::make_shared<Session>(*partition, own, options));
 }
 
 void session_refill(int64_t handle, int64_t partition_handle) {

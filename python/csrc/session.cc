@@ -82,6 +82,7 @@ std::shared_ptr<const Prepared> Session::prepare(const gdn::Problem& problem, in
 void Session::refill(gdn::Partition partition) {
   std::lock_guard lock(mutex_);
   check(gdn::check_refill(partition_, partition, options_.max_tokens, options_.max_fragments));
+  check(check_tile(partition, rank_, options_.tile));
   const auto fill = [](const Entry& entry, const gdn::Partition& with) {
     const gdn::Device device = entry.problem.device;
     const auto guard = guard_for(device);
@@ -114,6 +115,13 @@ std::shared_ptr<gdn::Partition> partition_at(int64_t handle) {
   auto partition = partitions().get(handle);
   if (!partition) raise(gdn::ErrorCode::kInvalidArgument, "partition: expected one that is alive");
   return partition;
+}
+
+gdn::Status check_tile(const gdn::Partition& partition, int rank, int64_t tile) {
+  if (tile == 0) return gdn::Status::ok();
+  gdn::PlanOptions options;
+  options.tile = tile;
+  return gdn::Plan::make(partition, rank, options).status();
 }
 
 std::shared_ptr<Session> session_at(int64_t handle, const MaybeTensor& cu_seqlens, int64_t batch,

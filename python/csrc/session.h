@@ -107,6 +107,8 @@ Registry<gdn::Partition>& partitions();
 Registry<Session>& sessions();
 
 std::shared_ptr<gdn::Partition> partition_at(int64_t handle);
+// Whether the partition's cuts are multiples of ContextOptions::tile, found before the first call.
+gdn::Status check_tile(const gdn::Partition& partition, int rank, int64_t tile);
 // The session of a handle; or, for handle 0, one rank holding cu_seqlens (absent: `batch` documents
 // of `length` tokens each), from a small cache compared by content.
 std::shared_ptr<Session> session_at(int64_t handle, const MaybeTensor& cu_seqlens, int64_t batch,

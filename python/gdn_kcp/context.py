@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ._library import exchange_flags, ops, save_flags
-from .errors import InvalidArgumentError, UnsupportedError, typed
+from .errors import InvalidArgumentError, UnsupportedError, int64, typed
 from .groups import check_member, member_of
 from .members import in_step
 from .partition import Partition
@@ -20,12 +20,13 @@ class CallKey(NamedTuple):
     """What a forward and the calls that go on from it must have in common."""
 
     options: tuple  # shapes and options
-    place: tuple  # who holds which tokens: partition and rank
+    place: tuple  # who holds which tokens in which segments
 
     @staticmethod
     def of(ctx: Context, q, v, scale, flags: int) -> CallKey:
         options = (tuple(q.shape), tuple(v.shape), str(q.dtype), scale, flags)
-        return CallKey(options, (ctx.partition.digest, ctx.rank))
+        room = (ctx.max_tokens, ctx.max_fragments)
+        return CallKey(options, (ctx.partition.digest, ctx.rank, ctx.tile, *room))
 
     def check(self, kept: CallKey, expected: str) -> None:
         """Refuses what a forward of another key has kept; ``expected`` names it."""
@@ -35,7 +36,7 @@ class CallKey(NamedTuple):
             )
         if kept.place != self.place:
             raise InvalidArgumentError(
-                f"{expected} of a forward over this partition and rank, got one over others"
+                f"{expected} of a forward over this partition, rank, tile and capacity, got one over others"
             )
 
 
@@ -50,7 +51,7 @@ class Context:
 
     def __init__(
         self, partition: Partition, member, device: torch.device, conv_kernel_size: int,
-        max_tokens: int = 0, max_fragments: int = 0,
+        max_tokens: int = 0, max_fragments: int = 0, tile: int = 0,
     ):
         self.rank: int = member.rank
         self.world_size: int = member.size
@@ -58,8 +59,9 @@ class Context:
         self.conv_kernel_size = conv_kernel_size
         self.member = member
         self.max_tokens, self.max_fragments = max_tokens, max_fragments  # 0: this packing alone
+        self.tile = tile  # 0: segments as is fastest
         self.handle: int = ops.session_create(
-            partition.handle, member.rank, "", "auto", 0, max_tokens, max_fragments
+            partition.handle, member.rank, "", "auto", tile, max_tokens, max_fragments
         )
         weakref.finalize(self, ops.session_free, self.handle).atexit = False
         self.refills = 0  # so far: a backward belongs to the packing of its forward
@@ -192,6 +194,7 @@ def build_context(
     *,
     max_tokens: int | None = None,
     max_fragments: int | None = None,
+    tile: int = 0,
 ) -> Context:
     """A rank's :class:`Context`, checked against the other ranks of ``group`` (a collective).
 
@@ -211,6 +214,9 @@ def build_context(
             with and without tokens). Operands then have max_tokens rows, those past the packing's
             are slack, and initial and final states have a row for every document of the capacity.
             One of them alone: the other is what this partition needs.
+        tile: tokens, a multiple of 64, the same on every rank: o and all gradients are then bitwise
+            the same over every number of ranks and every layout, a refill's too, whose cuts are
+            multiples of the tile from the start of their document. 0: segments as is fastest.
 
     Raises:
         InvalidArgumentError: on every rank, also if the ranks brought different partitions.
@@ -228,14 +234,17 @@ def build_context(
                 f"conv_kernel_size: expected 1 to 8, got {conv_kernel_size!r}"
             )
         capacity = _capacity(partition, max_tokens, max_fragments)
-        digest += (capacity[0] << 20) + capacity[1]
-        context = Context(partition, member, usable_device(device), conv_kernel_size, *capacity)
+        for value in (*capacity, int64("tile", tile, "0 or a multiple of 64")):
+            digest = (digest * 0x100000001B3 + value) & ((1 << 62) - 1)
+        context = Context(
+            partition, member, usable_device(device), conv_kernel_size, *capacity, tile
+        )
     except Exception as raised:  # noqa: BLE001: the other ranks wait to hear of any
         error = typed(raised)
     except BaseException as interrupt:
         member.give_up(interrupt)
         raise
-    member.agree(error, digest, "capacity or partition")
+    member.agree(error, digest, "tile, capacity or partition")
     member.open(context.device)
     return context
 

@@ -6,6 +6,7 @@ They are raised before the first launch and before the first collective, on ever
 
 from __future__ import annotations
 
+import operator
 import re
 
 
@@ -41,6 +42,17 @@ class MissingPackageError(Error, ImportError):
 
 class InternalError(Error):
     """A broken invariant of the library; please report it."""
+
+
+def int64(name: str, value, expected: str = "an integer of 64 bits") -> int:
+    """The argument, if it is an integer that the core can hold."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 1 << 63
+    if not -(1 << 63) <= number < 1 << 63:
+        raise InvalidArgumentError(f"{name}: expected {expected}, got {value!r}")
+    return number
 
 
 # By the core's ErrorCode (gdn/status.h).

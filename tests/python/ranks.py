@@ -22,7 +22,7 @@ def joined(partition, parts, total):
     return out
 
 
-def over_ranks(partition, inputs, do, *, call=None, **options):
+def over_ranks(partition, inputs, do, *, call=None, tile=0, **options):
     """o and gradients of all ranks joined, run on an in-process group.
 
     `call(q, k, v, g, beta, ctx)` -> o; default: chunk_gdn_kcp with the options.
@@ -31,7 +31,7 @@ def over_ranks(partition, inputs, do, *, call=None, **options):
     group = gdn_kcp.InProcessGroup(partition.world_size, timeout=60)
 
     def main(rank):
-        ctx = gdn_kcp.build_context(partition, group, rank, reference.DEVICE)
+        ctx = gdn_kcp.build_context(partition, group, rank, reference.DEVICE, tile=tile)
         local = local_rows(partition, rank, inputs)
         o = call(*local, ctx)
         gradient = do[:, partition.token_indices(rank)]

@@ -103,6 +103,25 @@ def test_the_convolution_follows_a_refill():
         equal(gdn_kcp.causal_conv1d(x, weight, cp_context=ctx), want)
 
 
+@pytest.mark.cpu_only(reason="nothing runs")
+def test_a_refill_keeps_to_the_tile():
+    """Found before the first call too."""
+    made = gdn_kcp.partition([0, 64], 2, "explicit", [[(0, 0, 64)], []])
+    off = gdn_kcp.partition([0, 64], 2, "explicit", [[(0, 0, 32)], [(0, 32, 32)]])
+    group = gdn_kcp.InProcessGroup(2)
+
+    def rank_main(rank):
+        ctx = gdn_kcp.build_context(
+            made, group, rank, "cpu", max_tokens=64, max_fragments=2, tile=64)
+        for _ in range(2):
+            with pytest.raises(gdn_kcp.InvalidArgumentError, match="tile: expected every fragment"):
+                ctx.refill(off)
+            assert ctx.partition is made
+            gdn_kcp.call_bytes(ctx, **shape())
+
+    group.run(rank_main)
+
+
 def test_ranks_refill_together(device):
     group = gdn_kcp.InProcessGroup(2)
     inputs = operands()

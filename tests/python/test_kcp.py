@@ -81,6 +81,78 @@ def test_ranks_are_bitwise_repeatable():
         assert all(torch.equal(a, b) for a, b in zip(first, again))
 
 
+TILED = [0, 200, 200, 233, 620]
+TILED_PARTITIONS = [
+    dict(world_size=2, layout="explicit", fragments=[
+        [(3, 128, 259), (0, 0, 64)], [(0, 64, 136), (2, 0, 33), (3, 0, 128)]]),
+    dict(world_size=2, layout="zigzag_per_document", cut_points=[
+        [0, 64, 128, 192, 200], [0] * 5, [0, 0, 33, 33, 33], [0, 64, 128, 320, 387]]),
+    dict(world_size=3, layout="explicit", fragments=[
+        [(0, 0, 128), (3, 320, 67)], [], [(3, 0, 320), (2, 0, 33), (0, 128, 72)]]),
+    dict(world_size=3, layout="zigzag_per_document", cut_points=[
+        [0, 64, 64, 128, 128, 192, 200], [0] * 7, [0] + [33] * 6, [0, 64, 128, 192, 256, 320, 387]]),
+]
+
+
+@pytest.mark.parametrize("exchange", ["allgather", "a2a"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_tiles_the_bits_are_those_of_one_rank(dtype, exchange):
+    inputs = make(TILED[-1], 2, 4, 64, 64, dtype=dtype)
+    inputs[3] = inputs[3].detach() / 16  # states that reach far
+    do = torch.randn_like(inputs[2].detach())
+    one = over_ranks(gdn_kcp.partition(TILED, 1), inputs, do, tile=64)
+    compare(one, one_rank(inputs, TILED, do), 6e-3 if one[0].dtype == torch.bfloat16 else 1e-5)
+    for made in TILED_PARTITIONS:
+        for save_mode in ("light", "none"):
+            got = over_ranks(gdn_kcp.partition(TILED, **made), inputs, do, tile=64, exchange=exchange,
+                             save_mode=save_mode)
+            assert all(torch.equal(a, b) for a, b in zip(got, one))
+
+
+@pytest.mark.cpu_only(reason="nothing runs")
+@pytest.mark.parametrize("tile,message", [
+    (65, "tile: expected 0 or a multiple of 64, got 65"),
+    (-64, "tile: expected 0 or a multiple of 64, got -64"),
+    ("64", "tile: expected 0 or a multiple of 64, got '64'"),
+    (1 << 64, "tile: expected 0 or a multiple of 64, got 18446744073709551616"),
+    (64, "tile: expected every fragment to start at a multiple of 64 tokens of its document, got "
+         r"offset 100 of document 0 in fragments\[1\]\[0\]"),
+])
+def test_tiles_are_checked(tile, message):
+    """On every rank, also where one alone is wrong."""
+    partition, group = gdn_kcp.partition([0, 200], 2), gdn_kcp.InProcessGroup(2, timeout=60)
+
+    def main(rank):
+        for wrong in ((0, 1), (1,)):
+            who = rf"^rank {wrong[0]}: {message}$"
+            with pytest.raises(gdn_kcp.InvalidArgumentError, match=who):
+                gdn_kcp.build_context(partition, group, rank, "cpu", tile=tile if rank in wrong else 0)
+
+    group.run(main)
+
+
+@pytest.mark.cpu_only(reason="nothing runs")
+def test_ranks_agree_on_the_tile():
+    partition, group = gdn_kcp.partition([0, 128], 2), gdn_kcp.InProcessGroup(2, timeout=60)
+
+    def main(rank):
+        with pytest.raises(gdn_kcp.InvalidArgumentError, match="^tile, capacity or partition: expected"):
+            gdn_kcp.build_context(partition, group, rank, "cpu", tile=64 * rank)
+        assert gdn_kcp.build_context(partition, group, rank, "cpu", tile=64).tile == 64
+
+    group.run(main)
+
+
+def test_a_saved_set_belongs_to_its_tile(device):
+    partition = gdn_kcp.partition([0, 200], 1)
+    x = [t.detach() for t in make(200, 1, 2, 16, 16)]
+    plain, tiled = (gdn_kcp.build_context(partition, None, 0, device, tile=t) for t in (0, 64))
+    o, saved = gdn_kcp.chunk_gdn_kcp_forward(*x, tiled)
+    gdn_kcp.chunk_gdn_kcp_backward(*x, tiled, o, saved=saved)
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="saved: .* this partition, rank, tile and "):
+        gdn_kcp.chunk_gdn_kcp_backward(*x, plain, o, saved=saved)
+
+
 def test_given_cut_points():
     inputs = make(20, 1, 2, 16, 16)
     do = torch.randn_like(inputs[2].detach())
