@@ -61,6 +61,12 @@ const char* name_of(ScalarType type) {
   switch (type) {
     case ScalarType::Half:
       return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
     case ScalarType::Bool:
       return "bool";
     case ScalarType::Byte:
@@ -69,6 +75,10 @@ const char* name_of(ScalarType type) {
       return "int8";
     case ScalarType::Short:
       return "int16";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
     default:
       return torch::headeronly::toString(type);
   }
@@ -233,15 +243,19 @@ Tensor int64_tensor(const std::vector<int64_t>& values, const std::vector<int64_
 }
 
 std::vector<int64_t> int64_values(const char* name, const Tensor& tensor) {
+  const ScalarType type = tensor.scalar_type();
+  const Dims d = dims_of(tensor);
+  if (d.rank != 1 || (type != ScalarType::Int && type != ScalarType::Long)) {
+    std::string shape;
+    for (int i = 0; i < d.rank; ++i) shape += (i > 0 ? ", " : "") + std::to_string(d.size[i]);
+    raise(gdn::ErrorCode::kInvalidArgument, std::string(name) +
+                                                ": expected one dimension of int32 or int64, got " +
+                                                name_of(type) + " [" + shape + "]");
+  }
   const bool on_host = tensor.is_cpu();
   const Tensor host =
       on_host ? tensor : torch::stable::to(tensor, torch::stable::Device(DeviceType::CPU));
   const gdn::TensorView view = view_of(name, host);
-  if (view.rank != 1 || (view.dtype != gdn::DType::kInt64 && view.dtype != gdn::DType::kInt32)) {
-    raise(gdn::ErrorCode::kInvalidArgument,
-          std::string(name) + ": expected one dimension of int32 or int64, got " +
-              gdn::to_string(view.dtype) + " " + gdn::shape_string(view));
-  }
   std::vector<int64_t> values(static_cast<size_t>(view.shape[0]));
   for (size_t i = 0; i < values.size(); ++i) {
     const int64_t at = static_cast<int64_t>(i) * view.stride[0];

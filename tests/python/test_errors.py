@@ -43,6 +43,11 @@ CASES = [
     (broken({}, cu_seqlens=torch.tensor([0, 50, 40])), "cu_seqlens"),
     (broken({}, cu_seqlens=torch.tensor([1, 50])), "cu_seqlens"),
     (broken({}, cu_seqlens=torch.tensor([0.0, 50])), "cu_seqlens: expected one dimension of int"),
+    *((broken({}, cu_seqlens=torch.tensor([0, 1]).to(dtype)),
+       rf"cu_seqlens: expected one dimension of int32 or int64, got {name} \[2\]$")
+      for dtype, name in ((torch.bool, "bool"), (torch.int16, "int16"), (torch.float32, "float32"))),
+    (broken({}, cu_seqlens=torch.zeros(1, 1, 1, 1, 2).long()),
+     r"cu_seqlens: expected one dimension of int32 or int64, got int64 \[1, 1, 1, 1, 2\]$"),
     (broken({}, cu_seqlens=[0, 50]), "cu_seqlens: expected a tensor, got list"),
     (broken({}, initial_state=torch.zeros(2, 4, 16, 16)), r"initial_state: expected \[1, 4, 16, 16\]"),
     (broken({}, initial_state=torch.zeros(4, 16, 16)), r"initial_state: expected \[N, HV, K, V\]"),
