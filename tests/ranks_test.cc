@@ -197,7 +197,8 @@ TEST(Ranks, OneRanksBadArgumentIsEverybodysError) {
       if (rank == 1) wrong.heads_v = 3, wrong.heads_qk = 2;
       auto refused = Context::make(partition, *communicators[rank], wrong);
       ASSERT_FALSE(refused);
-      EXPECT_EQ(refused.status().message(), "rank 1: v: expected a multiple of q's 2 heads, got 3");
+      EXPECT_EQ(refused.status().message(),
+                "rank 1: v: expected HV to be a multiple of H=2 (of q and k), got HV=3");
       wrong = problem;
       wrong.options.allow_neg_eigval = rank == 0;
       refused = Context::make(partition, *communicators[rank], wrong);
@@ -231,7 +232,7 @@ TEST(Ranks, OneRanksBadArgumentIsEverybodysError) {
       if (rank == 0) args.o = short_o.view;
       Status status = forward(*context, args, memory);
       EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
-      EXPECT_EQ(status.message(), "rank 0: o: expected [33, 2, 64], got [32, 2, 64]");
+      EXPECT_EQ(status.message(), "rank 0: o: expected [T=33, HV=2, V=64], got [32, 2, 64]");
       args.o = o.view;
       status = forward(*context, args, rank == 2 ? Memory{workspace.data(), 1} : memory);
       EXPECT_EQ(status.code(), ErrorCode::kWorkspaceTooSmall);

@@ -2,16 +2,28 @@
 #include "driver/validate.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <vector>
 
 namespace gdn {
 namespace {
 
-using Shape = std::vector<int64_t>;
+struct Axis {
+  const char* name;
+  int64_t size;
+};
+using Shape = std::vector<Axis>;
+
+std::string text_of(const Shape& shape) {
+  std::string text;
+  for (const Axis& axis : shape) {
+    text += fmt::format("{}{}={}", text.empty() ? "" : ", ", axis.name, axis.size);
+  }
+  return "[" + text + "]";
+}
 
 Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
@@ -19,23 +31,25 @@ class Checker {
  public:
   explicit Checker(const Problem& problem) : problem_(problem) {}
 
+  // `as`: whose dtype is the only one of `dtypes`, for the message.
   Status tensor(const char* name, const TensorView& view, const Shape& shape,
-                std::initializer_list<DType> dtypes) const {
+                std::initializer_list<DType> dtypes, const char* as = nullptr) const {
     if (!view.present()) {
-      return invalid(fmt::format("{}: expected a tensor of shape [{}], got none", name,
-                                 fmt::join(shape, ", ")));
+      return invalid(
+          fmt::format("{}: expected a tensor of shape {}, got none", name, text_of(shape)));
     }
     bool same = view.rank == static_cast<int>(shape.size());
-    for (int i = 0; same && i < view.rank; ++i) same = view.shape[i] == shape[i];
+    for (int i = 0; same && i < view.rank; ++i) same = view.shape[i] == shape[i].size;
     if (!same) {
-      return invalid(fmt::format("{}: expected [{}], got {}", name, fmt::join(shape, ", "),
-                                 shape_string(view)));
+      return invalid(
+          fmt::format("{}: expected {}, got {}", name, text_of(shape), shape_string(view)));
     }
     if (std::find(dtypes.begin(), dtypes.end(), view.dtype) == dtypes.end()) {
       std::string names;
       for (DType dtype : dtypes) {
         names += fmt::format("{}{}", names.empty() ? "" : " or ", to_string(dtype));
       }
+      if (as != nullptr) names += fmt::format(", as {}", as);
       return invalid(fmt::format("{}: expected {}, got {}", name, names, to_string(view.dtype)));
     }
     if (!(view.device == problem_.device)) {
@@ -53,13 +67,24 @@ class Checker {
   }
 
   Status optional_tensor(const char* name, const TensorView& view, const Shape& shape,
-                         std::initializer_list<DType> dtypes) const {
-    return view.present() ? tensor(name, view, shape, dtypes) : Status::ok();
+                         std::initializer_list<DType> dtypes, const char* as = nullptr) const {
+    return view.present() ? tensor(name, view, shape, dtypes, as) : Status::ok();
   }
 
+  Shape keys() const {
+    return {{"T", problem_.tokens}, {"H", problem_.heads_qk}, {"K", problem_.dim_k}};
+  }
+  Shape values() const {
+    return {{"T", problem_.tokens}, {"HV", problem_.heads_v}, {"V", problem_.dim_v}};
+  }
+  Shape gates() const { return {{"T", problem_.tokens}, {"HV", problem_.heads_v}}; }
+  Shape heads() const { return {{"HV", problem_.heads_v}}; }
+
   // [T, heads, dim] with unit innermost stride and heads side by side.
-  Status rows(const char* name, const TensorView& view, int64_t heads, int64_t dim) const {
-    GDN_RETURN_IF_ERROR(tensor(name, view, {problem_.tokens, heads, dim}, {problem_.operand}));
+  Status rows(const char* name, const TensorView& view, const Shape& shape,
+              const char* as = "q") const {
+    const int64_t heads = shape[1].size, dim = shape[2].size;
+    GDN_RETURN_IF_ERROR(tensor(name, view, shape, {problem_.operand}, as));
     if (view.numel() == 0) return Status::ok();
     if ((dim > 1 && view.stride[2] != 1) || (heads > 1 && view.stride[1] != dim)) {
       return invalid(fmt::format(
@@ -70,25 +95,26 @@ class Checker {
   }
 
   // As rows, and written: two tokens must not share elements.
-  Status written_rows(const char* name, const TensorView& view, int64_t heads, int64_t dim) const {
-    GDN_RETURN_IF_ERROR(rows(name, view, heads, dim));
-    if (problem_.tokens > 1 && view.stride[0] < heads * dim) {
-      return invalid(fmt::format("{}: expected a token stride of at least {}, got {}", name,
-                                 heads * dim, view.stride[0]));
+  Status written_rows(const char* name, const TensorView& view, const Shape& shape) const {
+    GDN_RETURN_IF_ERROR(rows(name, view, shape));
+    const int64_t row = shape[1].size * shape[2].size;
+    if (problem_.tokens > 1 && view.stride[0] < row) {
+      return invalid(fmt::format("{}: expected a token stride of at least {}, got {}", name, row,
+                                 view.stride[0]));
     }
     return Status::ok();
   }
 
   Status inputs(const Operands& in) const {
     const Problem& p = problem_;
-    GDN_RETURN_IF_ERROR(rows("q", in.q, p.heads_qk, p.dim_k));
-    GDN_RETURN_IF_ERROR(rows("k", in.k, p.heads_qk, p.dim_k));
-    GDN_RETURN_IF_ERROR(rows("v", in.v, p.heads_v, p.dim_v));
-    GDN_RETURN_IF_ERROR(tensor("g", in.g, {p.tokens, p.heads_v}, kGateTypes));
-    GDN_RETURN_IF_ERROR(tensor("beta", in.beta, {p.tokens, p.heads_v}, kGateTypes));
+    GDN_RETURN_IF_ERROR(rows("q", in.q, keys(), nullptr));
+    GDN_RETURN_IF_ERROR(rows("k", in.k, keys()));
+    GDN_RETURN_IF_ERROR(rows("v", in.v, values()));
+    GDN_RETURN_IF_ERROR(tensor("g", in.g, gates(), kGateTypes));
+    GDN_RETURN_IF_ERROR(tensor("beta", in.beta, gates(), kGateTypes));
     if (p.options.gate_in_kernel) {
-      GDN_RETURN_IF_ERROR(tensor("A_log", in.A_log, {p.heads_v}, kSumTypes));
-      GDN_RETURN_IF_ERROR(optional_tensor("dt_bias", in.dt_bias, {p.heads_v}, kSumTypes));
+      GDN_RETURN_IF_ERROR(tensor("A_log", in.A_log, heads(), kSumTypes));
+      GDN_RETURN_IF_ERROR(optional_tensor("dt_bias", in.dt_bias, heads(), kSumTypes));
     } else if (in.A_log.present() || in.dt_bias.present()) {
       return invalid("A_log, dt_bias: expected none without gate_in_kernel");
     }
@@ -96,9 +122,10 @@ class Checker {
   }
 
   Status states(const char* name, const TensorView& view, int64_t documents) const {
-    return optional_tensor(name, view,
-                           {documents, problem_.heads_v, problem_.dim_k, problem_.dim_v},
-                           {problem_.state()});
+    return optional_tensor(
+        name, view,
+        {{"N", documents}, {"HV", problem_.heads_v}, {"K", problem_.dim_k}, {"V", problem_.dim_v}},
+        {problem_.state()});
   }
 
  private:
@@ -130,8 +157,8 @@ Status validate(const Problem& problem) {
   GDN_RETURN_IF_ERROR(positive("q: head dim", p.dim_k));
   GDN_RETURN_IF_ERROR(positive("v: head dim", p.dim_v));
   if (p.heads_v % p.heads_qk != 0) {
-    return invalid(
-        fmt::format("v: expected a multiple of q's {} heads, got {}", p.heads_qk, p.heads_v));
+    return invalid(fmt::format("v: expected HV to be a multiple of H={} (of q and k), got HV={}",
+                               p.heads_qk, p.heads_v));
   }
   if (p.operand != DType::kBFloat16 && p.operand != DType::kFloat32 &&
       p.operand != DType::kFloat64) {
@@ -170,7 +197,7 @@ Status validate(const Context& context, const ForwardArgs& args) {
   const int64_t documents = context.documents();
   GDN_RETURN_IF_ERROR(check.inputs(args.in));
   GDN_RETURN_IF_ERROR(check.states("initial_state", args.initial_state, documents));
-  GDN_RETURN_IF_ERROR(check.written_rows("o", args.o, p.heads_v, p.dim_v));
+  GDN_RETURN_IF_ERROR(check.written_rows("o", args.o, check.values()));
   GDN_RETURN_IF_ERROR(check.states("final_state", args.final_state, documents));
   return refused_operands(context, args.in);
 }
@@ -181,20 +208,20 @@ Status validate(const Context& context, const BackwardArgs& args) {
   const int64_t documents = context.documents();
   GDN_RETURN_IF_ERROR(check.inputs(args.in));
   GDN_RETURN_IF_ERROR(check.states("initial_state", args.initial_state, documents));
-  GDN_RETURN_IF_ERROR(
-      check.optional_tensor("do", args.d_o, {p.tokens, p.heads_v, p.dim_v}, {p.operand}));
+  GDN_RETURN_IF_ERROR(check.optional_tensor("do", args.d_o, check.values(), {p.operand}, "q"));
   GDN_RETURN_IF_ERROR(check.states("dfinal_state", args.dfinal_state, documents));
-  GDN_RETURN_IF_ERROR(check.written_rows("dq", args.dq, p.heads_qk, p.dim_k));
-  GDN_RETURN_IF_ERROR(check.written_rows("dk", args.dk, p.heads_qk, p.dim_k));
-  GDN_RETURN_IF_ERROR(check.written_rows("dv", args.dv, p.heads_v, p.dim_v));
-  GDN_RETURN_IF_ERROR(check.tensor("dg", args.dg, {p.tokens, p.heads_v}, {args.in.g.dtype}));
+  GDN_RETURN_IF_ERROR(check.written_rows("dq", args.dq, check.keys()));
+  GDN_RETURN_IF_ERROR(check.written_rows("dk", args.dk, check.keys()));
+  GDN_RETURN_IF_ERROR(check.written_rows("dv", args.dv, check.values()));
+  GDN_RETURN_IF_ERROR(check.tensor("dg", args.dg, check.gates(), {args.in.g.dtype}, "g"));
   GDN_RETURN_IF_ERROR(
-      check.tensor("dbeta", args.dbeta, {p.tokens, p.heads_v}, {args.in.beta.dtype}));
+      check.tensor("dbeta", args.dbeta, check.gates(), {args.in.beta.dtype}, "beta"));
   if (p.options.gate_in_kernel) {
-    GDN_RETURN_IF_ERROR(check.tensor("dA_log", args.dA_log, {p.heads_v}, {args.in.A_log.dtype}));
+    GDN_RETURN_IF_ERROR(
+        check.tensor("dA_log", args.dA_log, check.heads(), {args.in.A_log.dtype}, "A_log"));
     if (args.in.dt_bias.present()) {
-      GDN_RETURN_IF_ERROR(
-          check.tensor("ddt_bias", args.ddt_bias, {p.heads_v}, {args.in.dt_bias.dtype}));
+      GDN_RETURN_IF_ERROR(check.tensor("ddt_bias", args.ddt_bias, check.heads(),
+                                       {args.in.dt_bias.dtype}, "dt_bias"));
     }
   }
   GDN_RETURN_IF_ERROR(check.states("dinitial_state", args.dinitial_state, documents));

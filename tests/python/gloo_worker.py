@@ -75,7 +75,7 @@ def errors(partition, ctx, rank, inputs):
     try:
         gdn_kcp.chunk_gdn_kcp(*bad, ctx)
     except gdn_kcp.InvalidArgumentError as error:
-        assert str(error) == "rank 1: v: expected float64, got float32", error
+        assert str(error) == "rank 1: v: expected float64, as q, got float32", error
     else:
         raise AssertionError("no error")
     try:

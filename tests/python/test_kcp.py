@@ -310,7 +310,7 @@ def test_an_error_on_one_rank_reaches_all(device):
         do = o.detach()
         bad = do.float() if rank == 0 else do
         own = str(do.dtype).removeprefix("torch.")
-        with pytest.raises(gdn_kcp.InvalidArgumentError, match=f"rank 0: do: expected {own}"):
+        with pytest.raises(gdn_kcp.InvalidArgumentError, match=f"rank 0: do: expected {own}, as q"):
             gdn_kcp.chunk_gdn_kcp_backward(*[t.detach() for t in local], ctx, bad)
         plain = [t.detach() for t in local]
         _, saved = gdn_kcp.chunk_gdn_kcp_forward(*plain, ctx)
@@ -322,7 +322,7 @@ def test_an_error_on_one_rank_reaches_all(device):
     messages = group.run(main)
     assert messages[0] == messages[1]
     K = inputs[0].shape[-1]
-    assert messages[0].startswith(f"rank 1: k: expected [20, 1, {K}], got [20, 1, 8]")
+    assert messages[0].startswith(f"rank 1: k: expected [T=20, H=1, K={K}], got [20, 1, 8]")
 
 
 def test_a_rank_that_leaves_is_no_hang(device):
