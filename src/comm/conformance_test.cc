@@ -3,6 +3,7 @@
 #include "comm/conformance.h"
 
 #include <cstdlib>
+#include <filesystem>
 #include <thread>
 
 namespace gdn {
@@ -122,6 +123,20 @@ TEST(NcclCommunicator, AbandonedItGivesPeerFailed) {
     EXPECT_EQ(status.code(), ErrorCode::kPeerFailed);
     EXPECT_EQ(status.message(), "nccl: another rank is gone");
   }
+}
+
+TEST(FakeNccl, ItsFolderGoesWithItsLastRank) {
+  const char* given = std::getenv("TMPDIR");
+  const std::string before = given != nullptr ? given : "";
+  std::string folder = (std::filesystem::temp_directory_path() / "conformance_XXXXXX").string();
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  ::setenv("TMPDIR", folder.c_str(), 1);
+  auto world = make_nccl(2);
+  given != nullptr ? ::setenv("TMPDIR", before.c_str(), 1) : ::unsetenv("TMPDIR");
+  EXPECT_FALSE(std::filesystem::is_empty(folder));
+  world.reset();
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  std::filesystem::remove_all(folder);
 }
 
 TEST(NcclCommunicator, NullIsRefused) {

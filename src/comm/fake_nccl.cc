@@ -1,7 +1,9 @@
 // A stand-in of libnccl.so.2 for tests without a GPU: the functions of comm/nccl_api.h on host
 // memory, for ranks that are threads of one process or processes of one host. A block is a file in
-// a folder that the unique id names. As on a device, sends and receives of a group are matched per
-// pair in order, and both ends must name the same count.
+// a folder that the unique id names, and that the last rank to go removes. As on a device, sends
+// and receives of a group are matched per pair in order, and both ends must name the same count.
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -10,6 +12,9 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
+#include <random>
+#include <set>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -27,6 +32,7 @@ struct Rank {
   std::string folder;
   int rank, size;
   std::vector<int64_t> sent, received;  // [size] blocks so far: the next one's number
+  int use = -1;                         // the folder, locked as in use until the process ends
 };
 struct Pending {
   Rank* comm;
@@ -40,6 +46,29 @@ thread_local std::vector<Pending> pending;  // receives of the open group
 
 constexpr Code kInvalidUsage = 5;
 constexpr auto kTimeout = std::chrono::minutes(2);
+
+// The ranks of this process. Communicators may stay until it ends.
+std::mutex ranks_mutex;
+std::set<Rank*>& ranks() {
+  static auto* all = new std::set<Rank*>;
+  return *all;
+}
+
+void leave(Rank& rank) {
+  if (rank.use < 0) return;
+  std::error_code ignored;
+  // Nobody else's lock, also of a process that was killed: the last one.
+  if (::flock(rank.use, LOCK_EX | LOCK_NB) == 0) fs::remove_all(rank.folder, ignored);
+  ::close(rank.use);
+  rank.use = -1;
+}
+
+struct AtExit {
+  ~AtExit() {
+    std::lock_guard lock(ranks_mutex);
+    for (Rank* rank : ranks()) leave(*rank);
+  }
+} at_exit;
 
 fs::path block_file(const Rank& rank, int from, int to, int64_t number) {
   return fs::path(rank.folder) /
@@ -79,20 +108,30 @@ const char* ncclGetErrorString(Code code) {
 }
 Code ncclGetUniqueId(UniqueId* id) {
   std::memset(id, 0, sizeof(*id));
-  const std::string folder = (fs::temp_directory_path() / "fake_nccl_XXXXXX").string();
+  std::random_device random;
+  const std::string name = "fake_nccl_" + std::to_string(random()) + "_" + std::to_string(random());
+  const std::string folder = (fs::temp_directory_path() / name).string();
   if (folder.size() >= sizeof(id->bytes)) return gdn::nccl::kSystemError;
-  std::memcpy(id->bytes, folder.data(), folder.size());
-  return ::mkdtemp(id->bytes) != nullptr ? gdn::nccl::kSuccess : gdn::nccl::kSystemError;
+  std::memcpy(id->bytes, folder.data(), folder.size());  // made by the first rank that comes
+  return gdn::nccl::kSuccess;
 }
-Code ncclCommInitRank(void** comm, int ranks, UniqueId id, int rank) {
-  const std::vector<int64_t> none(static_cast<size_t>(ranks), 0);
-  *comm = new Rank{id.bytes, rank, ranks, none, none};
+Code ncclCommInitRank(void** comm, int size, UniqueId id, int rank) {
+  const std::vector<int64_t> none(static_cast<size_t>(size), 0);
+  std::error_code failed;
+  fs::create_directories(id.bytes, failed);
+  const int use = ::open(id.bytes, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (use < 0 || ::flock(use, LOCK_SH) != 0) return gdn::nccl::kSystemError;
+  Rank* me = new Rank{id.bytes, rank, size, none, none, use};
+  std::lock_guard lock(ranks_mutex);
+  ranks().insert(me);
+  *comm = me;
   return 0;
 }
 Code ncclCommDestroy(void* comm) {
   Rank* me = static_cast<Rank*>(comm);
-  std::error_code not_empty;  // another rank's block: that rank takes the folder away
-  fs::remove(me->folder, not_empty);
+  std::lock_guard lock(ranks_mutex);
+  ranks().erase(me);
+  leave(*me);
   delete me;
   return 0;
 }

@@ -51,8 +51,9 @@ with_fake_nccl = pytest.mark.skipif(
 
 @with_fake_nccl
 @pytest.mark.parametrize("W", [2, 3])
-def test_processes_with_nccl_of_the_librarys_own(W):
-    run_processes(W, GDN_NCCL_LIBRARY=FAKE_NCCL)
+def test_processes_with_nccl_of_the_librarys_own(W, tmp_path):
+    run_processes(W, GDN_NCCL_LIBRARY=FAKE_NCCL, TMPDIR=str(tmp_path))
+    assert not list(tmp_path.glob("fake_nccl_*"))  # they go with the last process
 
 
 @pytest.mark.parametrize("how", ["leaves", "never comes"])
@@ -62,5 +63,5 @@ def test_a_lost_rank_ends_the_others(how):
 
 @with_fake_nccl
 @pytest.mark.parametrize("how", ["leaves", "never comes"])
-def test_a_lost_rank_ends_the_others_with_nccl_of_the_librarys_own(how):
-    run_processes(3, how, GDN_NCCL_LIBRARY=FAKE_NCCL)
+def test_a_lost_rank_ends_the_others_with_nccl_of_the_librarys_own(how, tmp_path):
+    run_processes(3, how, GDN_NCCL_LIBRARY=FAKE_NCCL, TMPDIR=str(tmp_path))
