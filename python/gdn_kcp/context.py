@@ -174,7 +174,7 @@ def _capacity(
     if max_tokens is None and max_fragments is None:
         return 0, 0
     for name, given in (("max_tokens", max_tokens), ("max_fragments", max_fragments)):
-        if given is not None and (not isinstance(given, int) or given < 1):
+        if given is not None and int64(name, given) < 1:
             raise InvalidArgumentError(f"{name}: expected at least 1, got {given!r}")
     ranks = range(partition.world_size)
     if max_tokens is None:
@@ -332,6 +332,7 @@ class Workspace:
     """
 
     def __init__(self, nbytes: int, device="cpu"):
+        nbytes = int64("nbytes", nbytes)
         if nbytes < 0:
             raise InvalidArgumentError(f"nbytes: expected at least 0, got {nbytes}")
         block = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8, device=device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from .errors import InvalidArgumentError
+from .errors import InvalidArgumentError, int64
 from .in_process import InProcessGroup
 from .members import Solo
 from .torch_group import TorchMember
@@ -15,6 +15,7 @@ def member_of(group, rank: int):
     if group is None:
         return Solo()
     if isinstance(group, InProcessGroup):
+        rank = int64("rank", rank, f"0 to {group.size - 1}")
         if not 0 <= rank < group.size:
             raise InvalidArgumentError(f"rank: expected 0 to {group.size - 1}, got {rank}")
         return group.member(rank)
@@ -34,5 +35,5 @@ def check_member(member, rank: int, world_size: int) -> None:
         raise InvalidArgumentError(f"group: expected {ranks}, as in the partition, got {got}")
     if member.rank != rank:
         raise InvalidArgumentError(
-            f"rank: expected {member.rank}, as in the group, got {rank}"
+            f"rank: expected {member.rank}, as in the group, got {rank!r}"
         )

@@ -8,8 +8,9 @@ from typing import NamedTuple, Sequence
 import torch
 
 from ._library import ops
-from .errors import InvalidArgumentError, typed
+from .errors import InvalidArgumentError, int64, typed
 
+_MOST_RANKS = 1 << 20  # kMaxWorldSize of src/plan
 LAYOUTS = ("contiguous", "zigzag", "zigzag_per_document", "explicit")
 
 
@@ -146,6 +147,8 @@ def partition(
         raise InvalidArgumentError(f"layout: expected one of {', '.join(LAYOUTS)}, got {layout!r}")
     if not isinstance(world_size, int) or isinstance(world_size, bool):
         raise InvalidArgumentError(f"world_size: expected an int, got {world_size!r}")
+    if not 1 <= world_size <= _MOST_RANKS:
+        raise InvalidArgumentError(f"world_size: expected 1 to {_MOST_RANKS}, got {world_size}")
     if (layout == "explicit") != (fragments is not None):
         raise InvalidArgumentError(
             "fragments: expected with layout 'explicit', and only with it; "
@@ -162,31 +165,47 @@ def partition(
     return Partition(cu, world_size, layout, cuts, table)
 
 
+def _list(name: str, values, what: str) -> list:
+    if isinstance(values, (str, bytes)):
+        raise InvalidArgumentError(f"{name}: expected {what}, got {values!r}")
+    try:
+        return list(values)
+    except TypeError:
+        raise InvalidArgumentError(f"{name}: expected {what}, got {values!r}") from None
+
+
 def _checked_cuts(cut_points, documents: int, world_size: int) -> torch.Tensor:
-    lists = [list(map(int, points)) for points in cut_points]
+    lists = _list("cut_points", cut_points, "a list of offsets for each document")
     if len(lists) != documents:
         raise InvalidArgumentError(
             f"cut_points: expected {documents} lists, one per document, got {len(lists)}"
         )
+    table = []
     for doc, points in enumerate(lists):
+        points = _list(f"cut_points[{doc}]", points, f"{2 * world_size + 1} offsets")
         if len(points) != 2 * world_size + 1:
             raise InvalidArgumentError(
                 f"cut_points[{doc}]: expected {2 * world_size + 1} offsets, got {len(points)}"
             )
-    return torch.tensor([p for points in lists for p in points], dtype=torch.int64)
+        table += [int64(f"cut_points[{doc}][{i}]", point) for i, point in enumerate(points)]
+    return torch.tensor(table, dtype=torch.int64)
 
 
 def _fragment_table(fragments, world_size: int) -> torch.Tensor:
-    if len(fragments) != world_size:
+    lists = _list("fragments", fragments, f"{world_size} lists, one per rank")
+    if len(lists) != world_size:
         raise InvalidArgumentError(
-            f"fragments: expected {world_size} lists, one per rank, got {len(fragments)}"
+            f"fragments: expected {world_size} lists, one per rank, got {len(lists)}"
         )
     rows = []
-    for rank, local in enumerate(fragments):
+    for rank, local in enumerate(lists):
+        local = _list(f"fragments[{rank}]", local, "a list of (doc, offset, length)")
         for i, fragment in enumerate(local):
-            if len(fragment) != 3:
+            name = f"fragments[{rank}][{i}]"
+            numbers = _list(name, fragment, "(doc, offset, length)")
+            if len(numbers) != 3:
                 raise InvalidArgumentError(
-                    f"fragments[{rank}][{i}]: expected (doc, offset, length), got {fragment!r}"
+                    f"{name}: expected (doc, offset, length), got {fragment!r}"
                 )
-            rows.append([rank, *map(int, fragment)])
+            rows.append([rank, *(int64(name, number) for number in numbers)])
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, 4)

@@ -161,7 +161,12 @@ OTHERS = [
      "rank: expected 0"),
     *((lambda x, rank=rank: gdn_kcp.build_context(
         gdn_kcp.partition([0, 70], 2), gdn_kcp.InProcessGroup(2), rank, "cpu"),
-       f"rank: expected 0 to 1, got {rank}") for rank in (2, -1)),
+       f"rank: expected 0 to 1, got {rank!r}$") for rank in (2, -1, "a", 0.5, None)),
+    (lambda x: gdn_kcp.build_context(gdn_kcp.partition([0, 70], 1), None, "0", "cpu"),
+     "rank: expected 0, as in the group, got '0'"),
+    *((lambda x, nbytes=nbytes: gdn_kcp.Workspace(nbytes),
+       f"nbytes: expected an integer of 64 bits, got {nbytes!r}$") for nbytes in (1.5, "a", 1 << 63)),
+    (lambda x: gdn_kcp.Workspace(-1), "nbytes: expected at least 0, got -1"),
     (lambda x: gdn_kcp.backends("moon"), "device: expected cpu or cuda, got 'moon'"),
 ]
 

@@ -362,6 +362,14 @@ def test_partition_is_what_the_contract_says():
     assert p.local_tokens(0) == 20 and "rank 1" in p.draw()
 
 
+def cut(points):
+    return gdn_kcp.partition([0, 5], 2, "zigzag_per_document", cut_points=points)
+
+
+def explicit(fragments):
+    return gdn_kcp.partition([0, 5], 2, "explicit", fragments)
+
+
 @pytest.mark.parametrize("make_it,message", [
     (lambda: gdn_kcp.partition([1, 2], 2), "cu_seqlens"),
     (lambda: gdn_kcp.partition([0, 5, 3], 2), "cu_seqlens"),
@@ -374,6 +382,20 @@ def test_partition_is_what_the_contract_says():
     (lambda: gdn_kcp.partition([0, 5], 2, "explicit", [[(0, 0, 2)], []]), "fragment"),
     (lambda: gdn_kcp.partition([0, 5], 2, "zigzag_per_document", cut_points=[[0, 5]]),
      r"cut_points\[0\]: expected 5"),
+    (lambda: cut("zigzag"), "cut_points: expected a list of offsets for each document, got 'zigzag'"),
+    (lambda: cut(3), "cut_points: expected a list of offsets for each document, got 3"),
+    (lambda: cut(["01234"]), r"cut_points\[0\]: expected 5 offsets, got '01234'"),
+    (lambda: cut([[0, 1, 2, "3", 5]]), r"cut_points\[0\]\[3\]: expected an integer of 64 bits, got '3'"),
+    (lambda: cut([[0, 1.5, 2, 3, 5]]), r"cut_points\[0\]\[1\]: expected an integer .*, got 1.5"),
+    (lambda: cut([[0, 1, 1 << 64, 3, 5]]), r"cut_points\[0\]\[2\]: expected .*, got 18446744073709551616"),
+    (lambda: explicit(3), "fragments: expected 2 lists, one per rank, got 3"),
+    (lambda: explicit([5, []]), r"fragments\[0\]: expected a list of \(doc, offset, length\), got 5"),
+    (lambda: explicit([[5], []]), r"fragments\[0\]\[0\]: expected \(doc, offset, length\), got 5"),
+    (lambda: explicit([[(0, 0, 5)], ["abc"]]), r"fragments\[1\]\[0\]: expected .*, got 'abc'"),
+    (lambda: explicit([[(0, 0, 1 << 64)], []]), r"fragments\[0\]\[0\]: expected an integer of 64 bits, got"),
+    (lambda: gdn_kcp.partition([0, 1 << 64], 2), "cu_seqlens_global: expected integers, got"),
+    *((lambda size=size: gdn_kcp.partition([0, 5], size), f"world_size: expected 1 to 1048576, got {size}$")
+      for size in (-3, 0, (1 << 31) + 5, 1 << 64)),
     (lambda: gdn_kcp.partition([0, 5], 2).fragments(2), "rank: expected 0 to 1, got 2"),
 ])
 def test_bad_partitions_name_the_argument(make_it, message):
@@ -388,6 +410,11 @@ def test_capacity_and_groups_are_checked():
         gdn_kcp.build_context(p, None, 0, "cpu", max_tokens=39)
     with pytest.raises(gdn_kcp.InvalidArgumentError, match="max_fragments: expected at least 1"):
         gdn_kcp.build_context(p, None, 0, "cpu", max_fragments=0)
+    for name in ("max_tokens", "max_fragments"):
+        for wrong in (1 << 63, "40", 40.0):
+            with pytest.raises(gdn_kcp.InvalidArgumentError,
+                               match=f"^{name}: expected an integer of 64 bits, got {wrong!r}$"):
+                gdn_kcp.build_context(p, None, 0, "cpu", **{name: wrong})
     with pytest.raises(gdn_kcp.InvalidArgumentError, match="group: expected 2 ranks"):
         gdn_kcp.build_context(gdn_kcp.partition([0, 40], 2), None, 0, "cpu")
     group = gdn_kcp.InProcessGroup(2, timeout=60)
@@ -444,7 +471,7 @@ def test_what_another_packing_kept_is_refused():
     (dict(partition=gdn_kcp.partition([0, 10], 3)), "rank 1: group: expected 3 ranks"),
     (dict(partition=None), "rank 1: partition: expected a Partition, got NoneType"),
     (dict(conv_kernel_size="a"), "rank 1: conv_kernel_size: expected 1 to 8, got 'a'"),
-    (dict(max_tokens="a"), "rank 1: max_tokens: expected at least 1, got 'a'"),
+    (dict(max_tokens="a"), "rank 1: max_tokens: expected an integer of 64 bits, got 'a'"),
     (dict(device="nowhere"), "rank 1: device: expected cpu or cuda"),
 ])
 def test_what_one_rank_brings_wrong_every_rank_hears(wrong, message):
