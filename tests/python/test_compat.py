@@ -155,6 +155,26 @@ def test_a_missing_fla_is_said(monkeypatch):
         assert all(isinstance(raised.value, kind) for kind in (gdn_kcp.Error, ImportError))
 
 
+def test_what_an_installed_fla_misses_is_said(monkeypatch, tmp_path):
+    (tmp_path / "fla" / "backends").mkdir(parents=True)
+    (tmp_path / "fla" / "__init__.py").touch()
+    for code, message in (
+        ("import no_such_module.language",
+         "no_such_module: expected as fla-core needs (pip install no_such_module), got: No module named"),
+        ("from fla import no_such_name", "fla: expected fla-core 0.6 (pip install fla-core), got: cannot"),
+    ):
+        (tmp_path / "fla" / "backends" / "__init__.py").write_text(code)
+        monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        for name in [name for name in sys.modules if name.split(".")[0] == "fla"]:
+            monkeypatch.delitem(sys.modules, name)
+        importlib.invalidate_caches()
+        with pytest.raises(gdn_kcp.MissingPackageError) as raised:
+            fla.enable()
+        assert str(raised.value).startswith(message)
+        sys.modules.pop("fla", None)
+
+
 def test_the_submodules_load_on_first_use():
     code = """
 import sys, gdn_kcp

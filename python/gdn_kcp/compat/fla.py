@@ -109,8 +109,10 @@ def _dispatch():
     try:
         return importlib.import_module("fla.backends")
     except ImportError as error:
+        missing = (getattr(error, "name", None) or "fla").partition(".")[0]
+        of, package = ("fla-core 0.6", "fla-core") if missing == "fla" else ("as fla-core needs", missing)
         raise MissingPackageError(
-            f"fla: expected fla-core 0.6 (pip install fla-core), got: {error}"
+            f"{missing}: expected {of} (pip install {package}), got: {error}"
         ) from error
 
 
