@@ -339,6 +339,11 @@ class Workspace:
         self.block = block.narrow(0, -block.data_ptr() % _ALIGNMENT, nbytes)
         self.replays = Replays()
 
+    def __reduce_ex__(self, protocol):
+        raise UnsupportedError(
+            "Workspace: expected to stay where it is, got copied or pickled; make another of its nbytes"
+        )
+
     @property
     def nbytes(self) -> int:
         return self.block.numel()

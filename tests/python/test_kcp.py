@@ -442,11 +442,13 @@ def test_one_rank_too_takes_the_rows_of_its_partition(device):
             call()
 
 
-def test_a_context_is_not_copied():
+def test_contexts_and_workspaces_are_not_copied():
     ctx = gdn_kcp.build_context(gdn_kcp.partition([0, 10], 1), None, 0, "cpu")
     for copied in (copy.deepcopy, copy.copy, pickle.dumps):
         with pytest.raises(gdn_kcp.UnsupportedError, match="Context: expected to stay in its process"):
             copied(ctx)
+        with pytest.raises(gdn_kcp.UnsupportedError, match="Workspace: expected to stay where it is"):
+            copied(gdn_kcp.Workspace(64))
 
 
 def test_what_another_packing_kept_is_refused():
