@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any, NamedTuple
 
@@ -16,6 +17,16 @@ from .replay import Replays
 from .torch_group import collectives_asked
 
 
+def _resolved(scale, q):
+    """The scale of a call, the default also where it is spelled out, as K ** -0.5 or 1 / sqrt(K)."""
+    if q.dim() == 0 or q.shape[-1] == 0:  # the call will be refused
+        return scale
+    default = q.shape[-1] ** -0.5
+    if scale is None or isinstance(scale, float) and math.isclose(scale, default, rel_tol=1e-15):
+        return default
+    return scale
+
+
 class CallKey(NamedTuple):
     """What a forward and the calls that go on from it must have in common."""
 
@@ -24,7 +35,7 @@ class CallKey(NamedTuple):
 
     @staticmethod
     def of(ctx: Context, q, v, scale, flags: int) -> CallKey:
-        options = (tuple(q.shape), tuple(v.shape), str(q.dtype), scale, flags)
+        options = (tuple(q.shape), tuple(v.shape), str(q.dtype), _resolved(scale, q), flags)
         room = (ctx.max_tokens, ctx.max_fragments)
         return CallKey(options, (ctx.partition.digest, ctx.rank, ctx.tile, *room))
 

@@ -1,6 +1,7 @@
 """Ranks against one rank: layouts, ragged tables, options, explicit halves, errors on all ranks."""
 
 import copy
+import math
 import pickle
 
 import pytest
@@ -467,6 +468,20 @@ def test_what_another_packing_kept_is_refused():
     with pytest.raises(gdn_kcp.InvalidArgumentError, match="recompute_handle: expected save_mode"):
         gdn_kcp.chunk_gdn_kcp(
             *inputs, one, recompute_handle=gdn_kcp.RecomputeHandle(), save_mode="none")
+
+
+@pytest.mark.parametrize("K", [16, 48])
+def test_a_scale_spelled_out_is_the_default_one(K, device):
+    inputs = [t.detach() for t in make(40, 1, 2, K, K)]
+    ctx = gdn_kcp.build_context(gdn_kcp.partition([0, 40], 1), None, 0, device)
+    K = inputs[0].shape[-1]
+    o, saved = gdn_kcp.chunk_gdn_kcp_forward(*inputs, ctx)
+    want = gdn_kcp.chunk_gdn_kcp_backward(*inputs, ctx, o, saved=saved)
+    for scale in (K**-0.5, 1 / math.sqrt(K)):  # of 48 these differ in the last bit
+        got = gdn_kcp.chunk_gdn_kcp_backward(*inputs, ctx, o, saved=saved, scale=scale)
+        compare((o, *got), (o, *want), 1e-14)
+    with pytest.raises(gdn_kcp.InvalidArgumentError, match="saved: expected the set of"):
+        gdn_kcp.chunk_gdn_kcp_backward(*inputs, ctx, o, saved=saved, scale=1.0)
 
 
 @pytest.mark.parametrize("wrong,message", [
