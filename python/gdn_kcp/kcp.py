@@ -158,7 +158,9 @@ _untraced = untraced(chunk_gdn_kcp)
 
 def _traceable(ctx) -> bool:
     """Whether a call is that of one rank, without a process group, which torch.compile traces."""
-    return isinstance(ctx, Context) and ctx.world_size == 1 and ctx.partition.layout != "explicit"
+    if not isinstance(ctx, Context) or ctx.world_size > 1 or ctx.tile:
+        return False
+    return ctx.partition.layout != "explicit"
 
 
 @untraced_when_compiling

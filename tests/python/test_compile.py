@@ -117,7 +117,9 @@ def test_a_call_over_a_context_breaks_the_graph(device):
     q, k, v, g, beta = make(90, 1, 2, 16, 16, dtype=torch.float32)
     explicit = gdn_kcp.partition(CU, 1, "explicit", fragments=[[(1, 0, 50), (0, 0, 40)]])
     explicit = gdn_kcp.build_context(explicit, None, 0, q.device)
-    ctx = gdn_kcp.build_context(gdn_kcp.partition(CU, 1), None, 0, q.device)
+    ctx, tiled = (
+        gdn_kcp.build_context(gdn_kcp.partition(CU, 1), None, 0, q.device, tile=t) for t in (0, 64)
+    )
     weight = torch.randn(v.shape[2] * v.shape[3], 4, device=q.device)
 
     def drop_in(v):
@@ -126,13 +128,16 @@ def test_a_call_over_a_context_breaks_the_graph(device):
     def kcp(v):
         return gdn_kcp.chunk_gdn_kcp(q, k, v * 2, g, beta, explicit) * 2
 
+    def tiles(v):
+        return gdn_kcp.chunk_gdn_kcp(q, k, v * 2, g, beta, tiled) * 2
+
     def half(v):
         return gdn_kcp.chunk_gdn_kcp_forward(q, k, v * 2, g, beta, ctx)[0] * 2
 
     def conv(v):
         return gdn_kcp.causal_conv1d(v.flatten(2) * 2, weight, cp_context=ctx) * 2
 
-    for f in (drop_in, kcp, half, conv):
+    for f in (drop_in, kcp, tiles, half, conv):
         torch._dynamo.reset()
         got = torch.compile(f, backend="aot_eager")(v)
         assert torch.equal(got, f(v)), f.__name__
