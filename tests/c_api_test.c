@@ -125,7 +125,7 @@ int main(void) {
   in.k = NULL;
   CHECK(gdn_forward(context, &in, NULL, &to, NULL, workspace, forward_bytes, NULL, 0, NULL) ==
         GDN_INVALID_ARGUMENT);
-  CHECK(strstr(gdn_last_error(), "k: expected a tensor of shape [150, 1, 64], got none") != NULL);
+  CHECK(strstr(gdn_last_error(), "k: expected a tensor of shape [T=150, H=1, K=64], got none") != NULL);
   in.k = &tk;
   CHECK(gdn_forward(context, &in, NULL, &to, NULL, workspace, 0, NULL, 0, NULL) ==
         GDN_WORKSPACE_TOO_SMALL);
