@@ -277,7 +277,7 @@ def test_a_refill_does_not_wait_for_the_gpu():
     ctx = context([0, 40, 300], max_tokens=300, max_fragments=4)
     inputs = make(300, 1, 2, 128, 128)
     other = gdn_kcp.partition([0, 100, 170, 290], 1)
-    want = kcp(inputs, context([0, 100, 170, 290]))
+    want = kcp([t[:, :290] for t in inputs], context([0, 100, 170, 290]))
     kcp(inputs, ctx)
     torch.cuda.synchronize()
     done = torch.cuda.Event()
@@ -286,7 +286,7 @@ def test_a_refill_does_not_wait_for_the_gpu():
     ctx.refill(other)
     got = kcp(inputs, ctx)
     assert not done.query()
-    assert_equal(got, want)
+    assert_equal([t[:, :290] for t in got], want)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
