@@ -233,7 +233,7 @@ class GatedDeltaRule(torch.autograd.Function):
     def forward(ctx: Any, call: Call, *inputs):
         o, final_state, saved = run_forward(call, _all_of(inputs), call.save)
         if call.handle is not None and call.again is None:
-            call.handle.keep(call.key, saved)
+            call.handle.keep(call.key, saved, call.number)
         call.again = None
         ctx.save_for_backward(*inputs, saved)
         ctx.call = call
@@ -301,6 +301,7 @@ def apply(call: Call, *inputs):
         call.key = CallKey.of(call.ctx, inputs[0], inputs[2], call.scale, call.flags)
         try:
             call.again = handle.take(call.key)
+            call.number = handle.number
         except InvalidArgumentError as error:
             refuse(call.ctx, error, "forward")
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
@@ -313,7 +314,7 @@ def apply(call: Call, *inputs):
         return result if call.want_final else (result, None)
     o, final_state, saved = run_forward(call, inputs, handle is not None)
     if handle is not None and call.again is None:
-        handle.keep(call.key, saved)
+        handle.keep(call.key, saved, call.number)
     return o, final_state if call.want_final else None
 
 

@@ -381,6 +381,7 @@ class RecomputeHandle:
         self._saved: torch.Tensor | None = None
         self._key: CallKey | None = None
         self._state = "new"
+        self.number = 0  # autograd.Call's, of the first forward
 
     def take(self, key: CallKey) -> torch.Tensor | None:
         """What the first forward kept, once; None if this is the first."""
@@ -394,6 +395,6 @@ class RecomputeHandle:
         saved, self._saved, self._state = self._saved, None, "used"
         return saved
 
-    def keep(self, key: CallKey, saved: torch.Tensor) -> None:
+    def keep(self, key: CallKey, saved: torch.Tensor, number: int) -> None:
         """Called by the forward that fills it."""
-        self._saved, self._key, self._state = saved, key, "filled"
+        self._saved, self._key, self._state, self.number = saved, key, "filled", number

@@ -80,44 +80,50 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x, weight, bias, offsets, silu: bool, halo: Halo | None):
-        prefix = None if halo is None else halo.gather(x)
-        ctx.save_for_backward(x, weight, bias, prefix)
         ctx.offsets, ctx.silu, ctx.halo = offsets, silu, halo
-        ctx.number = 0 if halo is None else halo.member.agreements
-        return ops.conv(x, weight, bias, prefix, offsets, silu)
+        prefix = None
+        if halo is None:
+            y = ops.conv(x, weight, bias, prefix, offsets, silu)
+        else:
+            ctx.number = halo.member.agreements
+            with in_step(halo):
+                prefix = halo.gather(x)
+                y = ops.conv(x, weight, bias, prefix, offsets, silu)
+        ctx.save_for_backward(x, weight, bias, prefix)
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy):
-        halo = ctx.halo
         with torch.no_grad():
-            if halo is None:
-                gradients = _own_gradients(ctx, dy)[:3]
+            if ctx.halo is None:
+                gradients, saved = _own_gradients(ctx, dy)
             else:
-                with in_step(halo):
-                    gradients = _gradients_over_ranks(ctx, dy, halo)
+                with in_step(ctx.halo):
+                    gradients, saved = _gradients_over_ranks(ctx, dy, ctx.halo)
         needed = ctx.needs_input_grad
-        gradients = tuple(d if needed[i] else None for i, d in enumerate(gradients))
+        gradients = tuple(d if needed[i] else None for i, d in enumerate(gradients[:3]))
         if torch.is_grad_enabled():  # create_graph
-            gradients = NoSecond.apply(3, *gradients, *ctx.saved_tensors, dy)
+            gradients = NoSecond.apply(3, *gradients, *saved, dy)
         return (*gradients, None, None, None)
 
 
-def _own_gradients(ctx: Any, dy) -> tuple:
-    """dx, dweight, dbias, dprefix."""
-    x, weight, bias, prefix = ctx.saved_tensors
-    return ops.conv_backward(x, weight, bias, prefix, ctx.offsets, ctx.silu, dy.contiguous())
+def _own_gradients(ctx: Any, dy) -> tuple[tuple, tuple]:
+    """dx, dweight, dbias, dprefix, and what they were made of."""
+    x, weight, bias, prefix = saved = ctx.saved_tensors
+    dy = dy.contiguous()
+    return ops.conv_backward(x, weight, bias, prefix, ctx.offsets, ctx.silu, dy), saved
 
 
-def _gradients_over_ranks(ctx: Any, dy, halo: Halo) -> tuple:
-    error, own = None, ()
+def _gradients_over_ranks(ctx: Any, dy, halo: Halo) -> tuple[tuple, tuple]:
+    error, own, saved = None, (), ()
     try:
-        own = _own_gradients(ctx, dy)
+        own, saved = _own_gradients(ctx, dy)
     except Exception as raised:  # noqa: BLE001: the other ranks wait to hear of any
         error = of_saved(typed(raised))
     what = "causal_conv1d: backward"
     halo.member.agree(error, halo.digest, what, point(what, ctx.number))
     dx, dweight, dbias, dprefix = own
-    return dx + halo.scatter(dprefix, dx.shape[0]), dweight, dbias
+    return (dx + halo.scatter(dprefix, dx.shape[0]), dweight, dbias), saved
 
 
 _DTYPES = (torch.bfloat16, torch.float32, torch.float64)
@@ -254,6 +260,6 @@ def _over_ranks(x, weight, bias, silu: bool, ctx: Context) -> torch.Tensor:
         width = weight.shape[-1]
         if width not in ctx.halos:
             ctx.halos[width] = Halo(ctx, width)
-        rows = x.reshape(-1, x.shape[-1])
-        y = Convolution.apply(rows, weight, bias, ctx.local_cu_seqlens, silu, ctx.halos[width])
-        return y.view(x.shape)
+    rows = x.reshape(-1, x.shape[-1])
+    y = Convolution.apply(rows, weight, bias, ctx.local_cu_seqlens, silu, ctx.halos[width])
+    return y.view(x.shape)

@@ -6,7 +6,9 @@ it has none (NCCL alone) one made beside it over the same store.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
 import pickle
 import time
@@ -18,7 +20,7 @@ import torch.distributed as dist
 
 from . import board
 from .errors import Error, PeerFailedError
-from .members import POINT_BITS
+from .members import KINDS, NUMBERS, POINT_BITS, in_one_place
 
 # What a word of the board has, from its upper end: whether the rank failed, its point, its digest.
 _DIGEST_BITS = board.NUMBER_BITS - 1 - POINT_BITS
@@ -72,12 +74,11 @@ def _folded(digest: int) -> int:
     return digest * 0x9E3779B97F4A7C15 % (1 << 64) >> 64 - _DIGEST_BITS
 
 
-def _let_go(*tensors: torch.Tensor) -> None:
-    """Waits until gloo's thread has let go of a collective's tensors, which it does after the collective
-    has ended and for which it needs the interpreter: where a process ends meanwhile, torch aborts it."""
-    until = time.monotonic() + 1
-    while any(t._use_count() > 1 for t in tensors) and time.monotonic() < until:
-        time.sleep(0)
+@functools.cache
+def _linger_at_exit() -> None:
+    """gloo's threads let go of a collective's tensors after it has ended, and need the interpreter for it:
+    where that ends meanwhile, torch aborts the process. So they get it for a moment, once, at the end."""
+    atexit.register(time.sleep, 0.1)
 
 
 class HostGroup:
@@ -95,6 +96,7 @@ class HostGroup:
         if self._gloo is not None:
             return
         try:
+            _linger_at_exit()
             with peers():
                 self._gloo = _gloo_of(group)
             self.board = self._shared_board(_timeout_of(group).total_seconds())
@@ -131,7 +133,6 @@ class HostGroup:
         def allgather(row: torch.Tensor) -> list[torch.Tensor]:
             rows = [torch.empty_like(row) for _ in range(self.size)]
             self._gloo.allgather([rows], [row]).wait()
-            _let_go(row, *rows)
             return rows
 
         lengths = allgather(torch.tensor([len(mine)], device="cpu"))
@@ -167,24 +168,25 @@ class HostGroup:
             except PeerFailedError as error:
                 raise PeerFailedError(f"another rank failed, left, or never came: {error}") from None
             digests = {number % (1 << _DIGEST_BITS) for number in numbers}
-            points = {(number >> _DIGEST_BITS) % (1 << POINT_BITS) for number in numbers}
+            points = [(number >> _DIGEST_BITS) % (1 << POINT_BITS) for number in numbers]
             failed = any(number >> _DIGEST_BITS + POINT_BITS for number in numbers)
-            return Agreed(failed, len(digests) == 1, len(points) == 1)
+            return Agreed(failed, len(digests) == 1, in_one_place(points))
 
         return result
 
     def _begin_over_gloo(self, failed: bool, digest: int, at: int) -> Callable[[], Agreed]:
-        state = torch.tensor([failed, digest, -digest, at, -at], dtype=torch.int64, device="cpu")
+        number, kind = divmod(at, KINDS)
+        least = -(number or NUMBERS)  # where it is not known, above all numbers
+        state = [failed, digest, -digest, kind, -kind, number, least]
+        state = torch.tensor(state, dtype=torch.int64, device="cpu")
         with peers():
             work = self._gloo.allreduce([state], dist.ReduceOp.MAX)
 
         def result() -> Agreed:
-            nonlocal work
             with peers():
                 work.wait()
-            work = None
-            _let_go(state)
-            failed, most, least, last, first = state.tolist()
-            return Agreed(bool(failed), most == -least, last == -first)
+            failed, digest, minus_least, kind, minus_first, last, minus_next = state.tolist()
+            in_step = kind == -minus_first and last in (0, -minus_next)
+            return Agreed(bool(failed), digest == -minus_least, in_step)
 
         return result

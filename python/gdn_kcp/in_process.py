@@ -8,7 +8,7 @@ from typing import Any, Callable
 import torch
 
 from .errors import InvalidArgumentError, PeerFailedError, packed
-from .members import AgreesAtOnce, raise_disagreement, raise_first, raise_out_of_step
+from .members import AgreesAtOnce, in_one_place, raise_disagreement, raise_first, raise_out_of_step
 
 
 class InProcessGroup:
@@ -24,6 +24,7 @@ class InProcessGroup:
         self.size = size
         self._barrier = threading.Barrier(size, timeout=timeout)
         self._slots: list[Any] = [None] * size
+        self.agreements = [0] * size  # of each rank in this run
 
     def member(self, rank: int) -> "ThreadMember":
         return ThreadMember(self, rank)
@@ -32,6 +33,7 @@ class InProcessGroup:
         results: list[Any] = [None] * self.size
         errors: list[BaseException | None] = [None] * self.size
         self._barrier.reset()
+        self.agreements = [0] * self.size  # a rank that left the last run may be one ahead
 
         def main(rank: int) -> None:
             try:
@@ -78,11 +80,15 @@ class ThreadMember(AgreesAtOnce):
     def __init__(self, group: InProcessGroup, rank: int):
         self.group, self.rank, self.size = group, rank, group.size
 
+    @property
+    def agreements(self) -> int:
+        return self.group.agreements[self.rank]
+
     def agree(self, error: Exception | None, digest: int, what: str, at: int = 0) -> None:
-        self.agreements += 1
         states = self.group.exchange(self.rank, (error and packed(error), digest, at), list)
+        self.group.agreements[self.rank] += 1
         failures, digests, points = zip(*states)
-        if len(set(points)) > 1:
+        if not in_one_place(points):
             self.group.close()
             raise_out_of_step()
         raise_first(list(failures))

@@ -33,6 +33,7 @@ class Saved(NamedTuple):
     key: CallKey  # that the backward must have too
     refills: int  # of its context
     save_mode: str = "light"
+    number: int = 0  # autograd.Call's, of the forward
 
 
 def _flags(ctx, use_qk_l2norm_in_kernel, deterministic, exchange, graph) -> int:
@@ -189,7 +190,9 @@ def chunk_gdn_kcp_forward(
         with torch.no_grad():
             inputs = (q, k, v, g, beta, None, None, None)
             o, _, saved = run_forward(call, inputs, save_for_backward)
-        return o, Saved(saved, key, ctx.refills, save_mode) if save_for_backward else None
+        if not save_for_backward:
+            return o, None
+        return o, Saved(saved, key, ctx.refills, save_mode, call.number)
     except BaseException as error:
         interrupted(ctx, error)
         raise
@@ -223,10 +226,11 @@ def chunk_gdn_kcp_backward(
             key.check(saved.key, "saved: expected the set")
             flags |= save_flags(saved.save_mode)
     except BaseException as error:  # the other ranks wait to hear of any
-        refuse(ctx, error, "backward")
+        refuse(ctx, error, "backward", saved.number if isinstance(saved, Saved) else 0)
     try:
         call = Call(ctx, None, scale, flags, False, workspace_block, saved is not None)
         call.replays = replays
+        call.number = saved.number if saved is not None else 0
         with torch.no_grad():
             block = saved.block if saved is not None else None
             packed = row_of(q, k, v) is not None

@@ -10,7 +10,7 @@ that has begun may be settled later: what needs no other rank runs meanwhile. A 
 from __future__ import annotations
 
 import contextlib
-from typing import Callable
+from typing import Callable, Iterable
 
 import torch
 
@@ -20,14 +20,21 @@ Settle = Callable[[], None]  # ends an agreement: raises what any rank has to sa
 
 # Where ranks agree. Two that meet at different points are out of step: one left a call or a step that
 # the other is in, and what it does next is not what the other does.
-POINTS = ("context", "graph", "forward", "backward", "causal_conv1d", "causal_conv1d: backward")
+POINTS = ("context", "forward", "backward", "causal_conv1d", "causal_conv1d: backward")
 POINT_BITS = 12
-_NUMBERS = 1 << (POINT_BITS - 3)
+KINDS = 8  # of points, at most
+NUMBERS = (1 << POINT_BITS) // KINDS
 
 
 def point(of: str, number: int = 0) -> int:
-    """As a number. ``number``: for a backward, the agreements until its forward's."""
-    return POINTS.index(of) | number % _NUMBERS << 3
+    """As a number. ``number``: for a backward, the agreements until its forward's; 0: not known."""
+    return POINTS.index(of) + KINDS * (number and 1 + number % (NUMBERS - 1))
+
+
+def in_one_place(points: Iterable[int]) -> bool:
+    """Whether these points are the same, as far as they are known."""
+    points = set(points)
+    return len({p % KINDS for p in points}) == 1 and len({p // KINDS for p in points} - {0}) < 2
 
 
 class AgreesAtOnce:

@@ -78,16 +78,27 @@ class PackedViews(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dq, dk, dv):
-        # The decorator costs ten microseconds, and has something to do only under create_graph.
-        gradient = _gradient_once if torch.is_grad_enabled() else _gradient
-        return gradient(ctx, dq, dk, dv)
+        if torch.is_grad_enabled():  # create_graph: what can be differentiated
+            return _concatenated(ctx, dq, dk, dv), None, None, None
+        return _gradient(ctx, dq, dk, dv), None, None, None
 
 
-def _gradient(ctx: Any, dq, dk, dv):
+def _concatenated(ctx: Any, dq, dk, dv) -> torch.Tensor:
+    heads_qk, heads_v, dim = ctx.split
+    parts = [
+        torch.zeros((*ctx.shape[:-1], heads * dim), dtype=ctx.dtype, device=ctx.device)
+        if gradient is None
+        else gradient.flatten(-2)
+        for gradient, heads in ((dq, heads_qk), (dk, heads_qk), (dv, heads_v))
+    ]
+    return torch.cat(parts, -1)
+
+
+def _gradient(ctx: Any, dq, dk, dv) -> torch.Tensor:
     if dq is not None and dk is not None and dv is not None:
         row = row_of(dq, dk, dv)
         if row is not None and row.shape == ctx.shape:
-            return row, None, None, None
+            return row
     heads_qk, heads_v, dim = ctx.split
     row = torch.empty(ctx.shape, dtype=ctx.dtype, device=ctx.device)
     first = 0
@@ -95,10 +106,7 @@ def _gradient(ctx: Any, dq, dk, dv):
         columns = _columns(row, first, heads, dim)
         columns.zero_() if gradient is None else columns.copy_(gradient)
         first += heads * dim
-    return row, None, None, None
-
-
-_gradient_once = torch.autograd.function.once_differentiable(_gradient)
+    return row
 
 
 def packed_qkv_views(

@@ -108,7 +108,7 @@ class Replays:
         )
         known = self._captured.get(key)
         # A rank that captures meets the others in a call's checks, one that replays does not.
-        ctx.member.agree(None, int(known is None), f"graph: {name} captured before", point("graph"))
+        ctx.member.agree(None, int(known is None), f"graph: {name} captured before", point(name, call.number))
         if known is None:
             known = self._captured[key] = self._capture(ctx, inputs, run)
         else:

@@ -19,6 +19,8 @@ def untraced(function: Callable) -> Callable:
             disabled = torch.compiler.disable(function)
         return disabled(*args, **kwargs)
 
+    # torch.compile counts recompilations by code object: each function has its own.
+    call.__code__ = call.__code__.replace(co_name=f"untraced_{function.__name__}")
     return call
 
 

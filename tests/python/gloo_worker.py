@@ -65,6 +65,13 @@ def conv(partition, ctx, rank):
     z.backward(dy[:, rows])
     assert torch.equal(z, y[:, rows])
     assert_close("dx", mine.grad, whole.grad[:, rows], BAR)
+    for reentrant in (True, False):
+        again = x[:, rows].clone().requires_grad_()
+        checkpoint(
+            lambda x: gdn_kcp.causal_conv1d(x, weight, None, "silu", cp_context=ctx), again,
+            use_reentrant=reentrant,
+        ).backward(dy[:, rows])
+        assert torch.equal(again.grad, mine.grad)
 
 
 def errors(partition, ctx, rank, inputs):
@@ -212,7 +219,7 @@ def an_interrupt(rank, W, inputs):
 
 
 def a_step_that_one_rank_leaves(rank, W, inputs):
-    """By an error of its own between a forward and its backward, or of a hook: no rank goes on a step apart."""
+    """By an error of its own between forward and backward, or of a hook: no rank goes on a step apart."""
 
     class Mine(Exception):
         pass
@@ -251,7 +258,7 @@ def conv_fails_alone(rank, W):
     x = torch.randn(1, ctx.local_tokens, 6, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(6, 4, dtype=torch.float64)
     first = gdn_kcp.causal_conv1d(x, weight, cp_context=ctx)
-    failing = mock.patch.object(gdn_kcp.conv.Convolution, "apply", side_effect=MemoryError("no memory"))
+    failing = mock.patch.object(gdn_kcp.conv.Halo, "gather", side_effect=MemoryError("no memory"))
     with failing if rank == 1 else contextlib.nullcontext():
         try:
             gdn_kcp.causal_conv1d(x, weight, cp_context=ctx)

@@ -326,6 +326,35 @@ def test_an_error_on_one_rank_reaches_all(device):
     assert messages[0].startswith(f"rank 1: k: expected [T=20, H=1, K={K}], got [20, 1, 8]")
 
 
+def test_backwards_in_another_order_are_no_pair():
+    """Of the explicit halves; and a group serves its contexts again after a run that one rank left."""
+    group, partition = gdn_kcp.InProcessGroup(2, timeout=20), gdn_kcp.partition([0, 40, 100], 2)
+    inputs = [t.detach() for t in make(100, 1, 2, 16, 16)]
+    contexts = {}
+
+    def build(rank):
+        contexts[rank] = gdn_kcp.build_context(partition, group, rank, "cpu")
+
+    def main(rank, swaps, leaves):
+        ctx = contexts[rank]
+        local = local_rows(partition, rank, inputs)
+        if rank == leaves:
+            raise OSError("of its own")
+        kept = [gdn_kcp.chunk_gdn_kcp_forward(*local, ctx) for _ in range(2)]
+        for o, saved in kept[:: -1 if swaps == rank else 1]:
+            gdn_kcp.chunk_gdn_kcp_backward(*local, ctx, torch.ones_like(o), saved=saved)
+        leaf = local[0].clone().requires_grad_()
+        gdn_kcp.chunk_gdn_kcp(leaf, *local[1:], ctx).sum().backward()
+
+    group.run(build)
+    group.run(lambda rank: main(rank, None, None))
+    with pytest.raises(gdn_kcp.PeerFailedError, match="different calls|another rank"):
+        group.run(lambda rank: main(rank, 1, None))
+    with pytest.raises(OSError, match="of its own"):
+        group.run(lambda rank: main(rank, None, 1))
+    group.run(lambda rank: main(rank, None, None))
+
+
 def test_a_rank_that_leaves_is_no_hang(device):
     partition = gdn_kcp.partition([0, 40], 2)
     group = gdn_kcp.InProcessGroup(2, timeout=60)

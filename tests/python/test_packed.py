@@ -274,3 +274,20 @@ def test_leading_dimensions(lead):
     (want,) = torch.autograd.grad(
         gdn_kcp.chunk_gated_delta_rule(*copies, g, beta, **norm)[0].sum(), row)
     assert torch.equal(row.grad, want)
+
+
+def test_a_second_derivative_of_the_row(device):
+    """Through views that another function takes it is right; through the operator it is refused."""
+    qkv = torch.randn(1, 30, (2 * 1 + 2) * 16, dtype=torch.float64, device=device)
+    qkv.requires_grad_()
+
+    def cubes(views):
+        return sum((t**3).sum() for t in views)
+
+    def second(views):
+        first = torch.autograd.grad(cubes(views), qkv, create_graph=True)[0]
+        return torch.autograd.grad(first.square().sum(), qkv)[0]
+
+    views = gdn_kcp.packed_qkv_views(qkv, H_qk=1, HV=2)
+    plain = [t.unflatten(-1, (-1, 16)) for t in qkv.split([16, 16, 32], -1)]
+    assert torch.allclose(second(views), second(plain), rtol=1e-12)
