@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 from . import board
 from .errors import Error, PeerFailedError
-from .members import KINDS, NUMBERS, POINT_BITS, in_one_place
+from .members import POINT_BITS, in_one_place
 
-# What a word of the board has, from its upper end: whether the rank failed, its point, its digest.
+# What a word has that a rank posts, from its upper end: whether the rank failed, its point, its digest.
 _DIGEST_BITS = board.NUMBER_BITS - 1 - POINT_BITS
 
 _LONG = timedelta(minutes=10)  # where a group does not tell its timeout: NCCL's own
@@ -123,21 +123,15 @@ class HostGroup:
         """The small ``value`` of every rank, by rank. As torch's all_gather_object, which needs NumPy."""
         self._check_open()
         try:
-            with peers():
-                return self._gather(pickle.dumps(value))
+            return self._gather(pickle.dumps(value))
         except BaseException as error:  # the others are at another collective from here on
             self.close(error)
             raise
 
     def _gather(self, mine: bytes) -> list:
-        def allgather(row: torch.Tensor) -> list[torch.Tensor]:
-            rows = [torch.empty_like(row) for _ in range(self.size)]
-            self._gloo.allgather([rows], [row]).wait()
-            return rows
-
-        lengths = allgather(torch.tensor([len(mine)], device="cpu"))
+        lengths = self._allgather(torch.tensor([len(mine)], device="cpu"))()
         padded = mine.ljust(max(int(length) for length in lengths), b"\0")
-        rows = allgather(torch.frombuffer(bytearray(padded), dtype=torch.uint8))
+        rows = self._allgather(torch.frombuffer(bytearray(padded), dtype=torch.uint8))()
         return [pickle.loads(bytes(row[: int(n)].tolist())) for row, n in zip(rows, lengths)]
 
     def _check_open(self) -> None:
@@ -156,37 +150,42 @@ class HostGroup:
         PeerFailedError, now or then: a rank left, did not come in time, or closed its part.
         """
         self._check_open()
-        begin = self._begin_over_gloo if self.board is None else self._begin_on_board
-        return begin(failed, _folded(digest), at)
-
-    def _begin_on_board(self, failed: bool, digest: int, at: int) -> Callable[[], Agreed]:
-        turn = self.board.post((failed << POINT_BITS | at) << _DIGEST_BITS | digest)
+        word = (failed << POINT_BITS | at) << _DIGEST_BITS | _folded(digest)
+        read = (self._post_over_gloo if self.board is None else self._post_on_board)(word)
 
         def result() -> Agreed:
-            try:
-                numbers = self.board.read(turn)
-            except PeerFailedError as error:
-                raise PeerFailedError(f"another rank failed, left, or never came: {error}") from None
-            digests = {number % (1 << _DIGEST_BITS) for number in numbers}
-            points = [(number >> _DIGEST_BITS) % (1 << POINT_BITS) for number in numbers]
-            failed = any(number >> _DIGEST_BITS + POINT_BITS for number in numbers)
+            words = read()
+            digests = {word % (1 << _DIGEST_BITS) for word in words}
+            points = [(word >> _DIGEST_BITS) % (1 << POINT_BITS) for word in words]
+            failed = any(word >> _DIGEST_BITS + POINT_BITS for word in words)
             return Agreed(failed, len(digests) == 1, in_one_place(points))
 
         return result
 
-    def _begin_over_gloo(self, failed: bool, digest: int, at: int) -> Callable[[], Agreed]:
-        number, kind = divmod(at, KINDS)
-        least = -(number or NUMBERS)  # where it is not known, above all numbers
-        state = [failed, digest, -digest, kind, -kind, number, least]
-        state = torch.tensor(state, dtype=torch.int64, device="cpu")
-        with peers():
-            work = self._gloo.allreduce([state], dist.ReduceOp.MAX)
+    def _post_on_board(self, word: int) -> Callable[[], list[int]]:
+        turn = self.board.post(word)
 
-        def result() -> Agreed:
+        def read() -> list[int]:
+            try:
+                return self.board.read(turn)
+            except PeerFailedError as error:
+                raise PeerFailedError(f"another rank failed, left, or never came: {error}") from None
+
+        return read
+
+    def _post_over_gloo(self, word: int) -> Callable[[], list[int]]:
+        rows = self._allgather(torch.tensor([word], dtype=torch.int64, device="cpu"))
+        return lambda: [int(row) for row in rows()]
+
+    def _allgather(self, row: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+        """Begins it; what it returns waits for the rows of all ranks."""
+        rows = [torch.empty_like(row) for _ in range(self.size)]
+        with peers():
+            work = self._gloo.allgather([rows], [row])
+
+        def wait() -> list[torch.Tensor]:
             with peers():
                 work.wait()
-            failed, digest, minus_least, kind, minus_first, last, minus_next = state.tolist()
-            in_step = kind == -minus_first and last in (0, -minus_next)
-            return Agreed(bool(failed), digest == -minus_least, in_step)
+            return rows
 
-        return result
+        return wait

@@ -22,19 +22,19 @@ Settle = Callable[[], None]  # ends an agreement: raises what any rank has to sa
 # the other is in, and what it does next is not what the other does.
 POINTS = ("context", "forward", "backward", "causal_conv1d", "causal_conv1d: backward")
 POINT_BITS = 12
-KINDS = 8  # of points, at most
-NUMBERS = (1 << POINT_BITS) // KINDS
+_KINDS = 8  # of points, at most
+_NUMBERS = (1 << POINT_BITS) // _KINDS
 
 
 def point(of: str, number: int = 0) -> int:
     """As a number. ``number``: for a backward, the agreements until its forward's; 0: not known."""
-    return POINTS.index(of) + KINDS * (number and 1 + number % (NUMBERS - 1))
+    return POINTS.index(of) + _KINDS * (number and 1 + number % (_NUMBERS - 1))
 
 
 def in_one_place(points: Iterable[int]) -> bool:
     """Whether these points are the same, as far as they are known."""
     points = set(points)
-    return len({p % KINDS for p in points}) == 1 and len({p // KINDS for p in points} - {0}) < 2
+    return len({p % _KINDS for p in points}) == 1 and len({p // _KINDS for p in points} - {0}) < 2
 
 
 class AgreesAtOnce:
